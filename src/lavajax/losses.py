@@ -1,0 +1,211 @@
+"""Losses of a single point, each with the curvature that Gauss-Newton needs.
+
+Every function here takes one point; callers ``vmap``. Reductions over points are the methods'
+business (the mean), reductions over outputs are the loss's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lavajax import validate
+from lavajax.types import Array
+
+
+class Loss(Protocol):
+    """The loss of one point, as a function of the model's k outputs there."""
+
+    @property
+    def metric_name(self) -> str:
+        """What ``metric`` reports, in lower case: ``mse``, ``accuracy``."""
+
+    def out_dim(self, y_shape: tuple[int, ...]) -> int:
+        """k, the outputs that a model needs for targets of shape ``y_shape`` per point.
+
+        Raises:
+            ValueError: targets of this shape do not fit the loss.
+        """
+
+    def cast(self, y: Array, dtype: jnp.dtype) -> Array:
+        """Targets in the dtype that ``value`` computes with, for outputs of dtype ``dtype``.
+
+        Raises:
+            ValueError: the targets are of a kind that the loss cannot use.
+        """
+
+    def check(self, y: np.ndarray) -> None:
+        """Looks at concrete targets ``[N, ...]``; padding has been removed.
+
+        Raises:
+            ValueError: a target is impossible, such as a label out of range.
+        """
+
+    def value(self, outputs: Array, y: Array) -> Array:
+        """The loss of outputs ``[k]`` at target ``y``, a scalar."""
+
+    def mean(self, outputs: Array) -> Array:
+        """The predicted mean ``[k]`` of the targets, given outputs ``[k]``."""
+
+    def metric(self, mean: Array, y: Array) -> Array:
+        """What is reported for a predicted mean ``[k]`` at target ``y``, a scalar."""
+
+    def factor(self, outputs: Array) -> Array:
+        """S ``[k, r]`` with S S^T = d2 value / d outputs2 at ``outputs`` ``[k]``."""
+
+    def constant_curvature(self, k: int) -> float | None:
+        """c where d2 value / d outputs2 = c I everywhere, which closed forms need; else None."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SquaredError:
+    r"""Squared error, l = (c/2) ||f - y||^2.
+
+    Attributes:
+        reduction: over the k outputs. ``"mean"``: c = 2/k, what the LAVA paper's tables report.
+            ``"sum"``: c = 2, equation (1) of the paper. They agree for k = 1.
+
+    The reported metric is the mean over outputs in both cases.
+    """
+
+    reduction: Literal["mean", "sum"] = "mean"
+
+    def __post_init__(self) -> None:
+        validate.choice(self, "reduction", ("mean", "sum"))
+
+    @property
+    def metric_name(self) -> str:
+        """``mse``, in squared units of the targets."""
+        return "mse"
+
+    def out_dim(self, y_shape: tuple[int, ...]) -> int:
+        """k for targets ``[k]``.
+
+        Raises:
+            ValueError: a target is not a vector.
+        """
+        if len(y_shape) != 1 or y_shape[0] < 1:
+            raise ValueError(
+                f"y must have shape [N, k] for squared error, k >= 1, got one target of shape "
+                f"{y_shape}; a single output is y[:, None]"
+            )
+        return y_shape[0]
+
+    def cast(self, y: Array, dtype: jnp.dtype) -> Array:
+        """Targets in the outputs' dtype; integers and float64 are converted.
+
+        Raises:
+            ValueError: the targets are complex.
+        """
+        if jnp.issubdtype(y.dtype, jnp.complexfloating):
+            raise ValueError(
+                f"y must be real, got dtype {y.dtype}; give real and imaginary parts as two outputs"
+            )
+        return y.astype(dtype)
+
+    def check(self, y: np.ndarray) -> None:
+        """Every finite real target is possible."""
+
+    def value(self, outputs: Array, y: Array) -> Array:
+        """(c/2) ||f - y||^2, a scalar, for ``[k]`` and ``[k]``."""
+        return 0.5 * self.constant_curvature(outputs.shape[-1]) * jnp.sum((outputs - y) ** 2)
+
+    def mean(self, outputs: Array) -> Array:
+        """The outputs themselves, ``[k]``."""
+        return outputs
+
+    def metric(self, mean: Array, y: Array) -> Array:
+        """The squared error, averaged over outputs."""
+        return jnp.mean((mean - y) ** 2)
+
+    def factor(self, outputs: Array) -> Array:
+        """sqrt(c) I, ``[k, k]``."""
+        k = outputs.shape[-1]
+        return jnp.sqrt(self.constant_curvature(k)) * jnp.eye(k, dtype=outputs.dtype)
+
+    def constant_curvature(self, k: int) -> float:
+        """c: 2/k for ``"mean"``, 2 for ``"sum"``."""
+        return 2.0 / k if self.reduction == "mean" else 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CrossEntropy:
+    """Cross-entropy of integer labels under a softmax of the outputs (logits).
+
+    Attributes:
+        classes: number of classes C; labels are 0 to C - 1 and k = C.
+    """
+
+    classes: int = 5
+
+    def __post_init__(self) -> None:
+        validate.integer(self, "classes", minimum=2)
+
+    @property
+    def metric_name(self) -> str:
+        """``accuracy``, between 0 and 1."""
+        return "accuracy"
+
+    def out_dim(self, y_shape: tuple[int, ...]) -> int:
+        """C, for scalar labels.
+
+        Raises:
+            ValueError: a label is not a scalar.
+        """
+        if y_shape != ():
+            raise ValueError(
+                f"y must have shape [N], integer labels, for cross-entropy, got one label of "
+                f"shape {y_shape}"
+            )
+        return self.classes
+
+    def cast(self, y: Array, dtype: jnp.dtype) -> Array:
+        """Labels as int32.
+
+        Raises:
+            ValueError: the labels are not integers.
+        """
+        if not jnp.issubdtype(y.dtype, jnp.integer):
+            raise ValueError(f"y must hold integer labels for cross-entropy, got dtype {y.dtype}")
+        return y.astype(jnp.int32)
+
+    def check(self, y: np.ndarray) -> None:
+        """Labels must lie in 0 to C - 1.
+
+        Raises:
+            ValueError: one does not; the message names the first.
+        """
+        bad = (y < 0) | (y >= self.classes)
+        if bad.any():
+            raise ValueError(
+                f"y must hold labels from 0 to {self.classes - 1}, got {y[bad][0]}"
+            )
+
+    def value(self, outputs: Array, y: Array) -> Array:
+        """-log softmax(f)[y], a scalar; NaN for a label out of range."""
+        chosen = jnp.take(outputs, jnp.where(y < 0, self.classes, y), mode="fill",
+                          fill_value=jnp.nan)
+        return jax.nn.logsumexp(outputs) - chosen
+
+    def mean(self, outputs: Array) -> Array:
+        """Class probabilities, ``[C]``."""
+        return jax.nn.softmax(outputs)
+
+    def metric(self, mean: Array, y: Array) -> Array:
+        """1 where the most probable class is the label, else 0."""
+        return (jnp.argmax(mean) == y).astype(mean.dtype)
+
+    def factor(self, outputs: Array) -> Array:
+        """S = diag(sqrt p) - p sqrt(p)^T, ``[C, C]``, with S S^T = diag(p) - p p^T."""
+        p = jax.nn.softmax(outputs)
+        # sqrt(softmax) written so that its gradient stays finite where p underflows.
+        root = jnp.exp(0.5 * jax.nn.log_softmax(outputs))
+        return jnp.diag(root) - p[:, None] * root[None, :]
+
+    def constant_curvature(self, k: int) -> None:
+        """None: the curvature depends on the outputs."""
+        del k

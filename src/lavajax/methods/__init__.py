@@ -1,0 +1,1 @@
+"""Meta-learning methods, one small file each."""

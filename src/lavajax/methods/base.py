@@ -1,0 +1,159 @@
+"""The contract of a method, and what most methods share.
+
+A method is a frozen dataclass of hyperparameters with pure methods. Shared behaviour is shared as
+functions, assigned in the class body (``loss = query_loss``), never by inheritance.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from lavajax import network, points, validate
+from lavajax.losses import Loss
+from lavajax.models.base import Model
+from lavajax.outer import Expectation
+from lavajax.subspace import Bound, Subspace, bind, net_of
+from lavajax.types import (
+    Adapted,
+    Array,
+    MetaParams,
+    Points,
+    PointSpec,
+    Prediction,
+    PyTree,
+    Task,
+    TrainState,
+)
+
+
+class Method(Protocol):
+    """A meta-learning method. All functions are pure and take one task; callers vmap.
+
+    Every method is hashable and comparable, since it rides in ``MetaParams`` as static metadata.
+    """
+
+    @property
+    def model(self) -> Model:
+        """The backbone."""
+
+    @property
+    def point_loss(self) -> Loss:
+        """The loss of one point, of support and query alike."""
+
+    def init(self, key: Array, x: Array, y: Array) -> MetaParams:
+        """Draws meta-parameters for points like the examples x ``[N, ...]``, y ``[N, ...]``.
+
+        Raises:
+            ValueError: the model or loss cannot take such points, or the method such a model.
+        """
+
+    def adapt(self, params: MetaParams, support: Points, *, key: Array | None = None) -> Adapted:
+        """Adapts to the support of one task.
+
+        Args:
+            params: meta-parameters.
+            support: ``[N]`` points, N >= 0; without any, the prior is returned.
+            key: PRNG key. None asks for the deterministic answer; stochastic methods that have
+                none refuse it.
+        """
+
+    def predict(self, params: MetaParams, adapted: Adapted, x: Array) -> Prediction:
+        """Predicts at x ``[M, ...]``."""
+
+    def loss(self, params: MetaParams, task: Task, key: Array) -> Array:
+        """What the outer loop minimises, for one task; a scalar."""
+
+    def memory(self, params: MetaParams) -> PyTree:
+        """What ``step`` carries between steps, at the start of training."""
+
+    def step(
+        self, state: TrainState, expect: Expectation, tx: optax.GradientTransformation
+    ) -> tuple[TrainState, dict[str, Array]]:
+        """One outer step; counts it, and returns scalar metrics with at least ``loss``."""
+
+
+class NetworkMethod(Method, Protocol):
+    """A method that adapts a part of one network."""
+
+    @property
+    def subspace(self) -> Subspace:
+        """The part that adapts."""
+
+
+MODEL = ("init", "features")
+LOSS = ("value", "factor", "constant_curvature")
+SUBSPACE = ("block", "merge", "init_context")
+
+
+def check_parts(method: NetworkMethod) -> None:
+    """Requires model, loss and subspace to be what their protocols say, and all to be hashable."""
+    validate.part(method, "model", MODEL, "MLP(), Linen(module) or NNX(constructor)")
+    validate.part(method, "point_loss", LOSS, "SquaredError() or CrossEntropy(classes=5)")
+    validate.part(method, "subspace", SUBSPACE, "Head(), Context(size=4) or Full()")
+    validate.hashable(method)
+
+
+def init_network(
+    method: NetworkMethod, key: Array, x: Array, y: Array, learned: dict[str, Array]
+) -> MetaParams:
+    """Meta-parameters of a network method: its net, and the further ``learned`` leaves.
+
+    Raises:
+        ValueError: x and y do not fit each other, the model, or the loss.
+    """
+    x, y = jnp.asarray(x), jnp.asarray(y)
+    if x.ndim == 0 or y.ndim == 0 or x.shape[0] != y.shape[0]:
+        raise ValueError(
+            f"x and y must have the same number of points on their first axis, got shapes "
+            f"{x.shape} and {y.shape}"
+        )
+    context_key, net_key = jax.random.split(key)
+    context = method.subspace.init_context(context_key)
+    out_dim = method.point_loss.out_dim(y.shape[1:])
+    net, backbone = network.init_net(method.model, net_key, x, out_dim, context)
+    fixed: dict[str, PyTree] = {"backbone": backbone}
+    if context is not None and not method.subspace.learns_context:
+        fixed["context"] = net.pop("context")
+    spec = PointSpec(x.shape[1:], x.dtype.name, y.shape[1:], y.dtype.name)
+    return MetaParams({**net, **learned}, fixed, method, spec)
+
+
+def scalar(value: float) -> Array:
+    """A learned scalar leaf, float32 or, where the user has enabled it, float64."""
+    return jnp.asarray(value, jnp.result_type(float))
+
+
+def bind_support(
+    method: NetworkMethod, params: MetaParams, support: Points
+) -> tuple[Points, Bound]:
+    """The support with its padding made harmless, and the outputs there given the block."""
+    support = points.sanitise(support)
+    bound = bind(method.subspace, method.model, params, support.x, support.mask)
+    return support, bound
+
+
+def outputs(
+    method: NetworkMethod, params: MetaParams, adapted: Adapted, x: Array, mask: Array | None = None
+) -> Array:
+    """The outputs f ``[M, k]`` of the adapted network."""
+    net = method.subspace.merge(net_of(params), adapted.block)
+    return network.outputs(method.model, net, params.fixed["backbone"], x, mask)
+
+
+def predict_mean(
+    method: NetworkMethod, params: MetaParams, adapted: Adapted, x: Array
+) -> Prediction:
+    """The prediction of the adapted network, without error bars."""
+    return Prediction(jax.vmap(method.point_loss.mean)(outputs(method, params, adapted, x)))
+
+
+def query_loss(method: NetworkMethod, params: MetaParams, task: Task, key: Array | None) -> Array:
+    """The mean loss of the query after adapting to the support; 0 for an empty query."""
+    adapted = method.adapt(params, task.support, key=key)
+    query = points.sanitise(task.query)
+    f = outputs(method, params, adapted, query.x, query.mask)
+    return points.mean_loss(method.point_loss, f, query)

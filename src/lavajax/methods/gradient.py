@@ -1,0 +1,81 @@
+"""What MAML, ANIL and CAVIA share: gradient steps on the mean support loss, in some subspace."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from lavajax import points, validate
+from lavajax.inner import descend
+from lavajax.methods.base import (
+    NetworkMethod,
+    bind_support,
+    check_parts,
+    init_network,
+    scalar,
+)
+from lavajax.types import Adapted, Array, MetaParams, Points
+
+
+class GradientMethod(NetworkMethod, Protocol):
+    """A method with the fields of an inner loop of gradient steps."""
+
+    @property
+    def inner_steps(self) -> int:
+        """Number of steps S."""
+
+    @property
+    def inner_rate(self) -> float:
+        """Step size alpha, or where it starts."""
+
+    @property
+    def learn_inner_rate(self) -> bool:
+        """Whether alpha is learned."""
+
+    @property
+    def first_order(self) -> bool:
+        """Whether inner gradients are constants to the outer loop."""
+
+
+def check_gradient(method: GradientMethod) -> None:
+    """Validates and coerces the fields of a gradient method; its ``__post_init__``."""
+    validate.integer(method, "inner_steps", minimum=0)
+    validate.number(method, "inner_rate", minimum=0.0)
+    validate.flag(method, "learn_inner_rate")
+    validate.flag(method, "first_order")
+    check_parts(method)
+
+
+def init_gradient(method: GradientMethod, key: Array, x: Array, y: Array) -> MetaParams:
+    """The network, and the inner rate where it is learned."""
+    return init_network(method, key, x, y, learned_rate(method))
+
+
+def learned_rate(method: GradientMethod) -> dict[str, Array]:
+    """The leaf ``inner_rate``, where it is learned."""
+    return {"inner_rate": scalar(method.inner_rate)} if method.learn_inner_rate else {}
+
+
+def inner_rate(method: GradientMethod, params: MetaParams) -> Array | float:
+    """alpha: the learned leaf, or the fixed hyperparameter."""
+    return params.learned["inner_rate"] if method.learn_inner_rate else method.inner_rate
+
+
+def adapt_gradient(
+    method: GradientMethod, params: MetaParams, support: Points, *, key: Array | None = None
+) -> Adapted:
+    """Takes S gradient steps from the prior block on the mean loss of the support."""
+    del key  # deterministic
+    support, bound = bind_support(method, params, support)
+
+    def objective(block: Array) -> Array:
+        f = bound.apply(block, bound.inputs, support.mask)
+        return points.mean_loss(method.point_loss, f, support)
+
+    block = descend(
+        objective,
+        bound.prior,
+        inner_rate(method, params),
+        method.inner_steps,
+        first_order=method.first_order,
+    )
+    return Adapted(block)

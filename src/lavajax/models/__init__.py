@@ -1,0 +1,1 @@
+"""Backbones: the built-in MLP and adapters for Flax modules."""

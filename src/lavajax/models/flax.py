@@ -1,0 +1,186 @@
+"""Adapters that make a backbone of any Flax module, Linen or NNX.
+
+The module maps inputs ``[N, ...]`` of one task to features ``[N, D]``; leave out its last linear
+layer, the library owns the head. It should end in a linear layer (see ``MLP.linear_features``).
+Dropout runs in its deterministic mode: inside an adaptation it would repeat one and the same mask.
+Batch normalisation normalises with the statistics of the batch at hand, in both loops; give its
+``__call__`` a ``mask`` argument to keep padding out of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+from flax import errors, nnx
+
+from lavajax import validate
+from lavajax.types import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Linen:
+    """A Linen module as backbone: ``Linen(nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(64)]))``.
+
+    For context adaptation the module's ``__call__`` takes ``(x, context)``, with ``context`` a
+    vector ``[C]``.
+
+    Attributes:
+        module: an unbound module. Fields that are lists are stored as tuples, to be hashable.
+    """
+
+    module: nn.Module
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.module, nn.Module):
+            raise ValueError(
+                f"Linen.module must be an instance of flax.linen.Module, got {self.module!r}"
+            )
+        lists = {
+            f.name: tuple(getattr(self.module, f.name))
+            for f in dataclasses.fields(self.module)
+            if isinstance(getattr(self.module, f.name, None), list)
+        }
+        if lists:
+            object.__setattr__(self, "module", self.module.clone(**lists))
+        try:
+            hash(self)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                "Linen.module must be hashable, since it is compiled in as a constant; give tuples "
+                f"and not arrays, lists or dicts in its fields ({str(error).splitlines()[0]})"
+            ) from None
+
+    def init(self, key: Array, x: Array, context: Array | None = None) -> tuple[PyTree, PyTree]:
+        """The ``params`` collection as weights, every other collection as fixed.
+
+        Raises:
+            ValueError: the module wants a random key in its forward pass.
+        """
+        try:
+            variables = dict(self.module.init(key, x, *_given(context)))
+            weights = variables.pop("params", {})
+            self.features(weights, variables, x, context=context)
+        except errors.InvalidRngError as error:
+            raise ValueError(
+                "model must be deterministic: set deterministic=True in its Dropout layers "
+                f"({str(error).splitlines()[0]})"
+            ) from None
+        return weights, variables
+
+    def features(
+        self,
+        weights: PyTree,
+        fixed: PyTree,
+        x: Array,
+        *,
+        context: Array | None = None,
+        mask: Array | None = None,
+    ) -> Array:
+        """``module.apply`` on the points of one task, ``[N, ...]`` to ``[N, D]``.
+
+        Raises:
+            ValueError: padding would enter the batch statistics.
+        """
+        masked = _mask_argument(type(self.module), "batch_stats" in fixed, mask)
+        out, _ = self.module.apply(
+            {"params": weights, **fixed}, x, *_given(context), mutable=list(fixed), **masked
+        )
+        return out
+
+
+@dataclasses.dataclass(frozen=True)
+class NNX:
+    """An NNX module as backbone: ``NNX(lambda rngs: Net(rngs=rngs))``.
+
+    For context adaptation the module's ``__call__`` takes ``(x, context)``, with ``context`` a
+    vector ``[C]``.
+
+    Attributes:
+        constructor: builds the module from an ``nnx.Rngs``. Two adapters are equal, and share
+            compiled code, when they hold the same function object.
+    """
+
+    constructor: Callable[[nnx.Rngs], nnx.Module]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.constructor, nnx.Module) or not callable(self.constructor):
+            raise ValueError(
+                "NNX.constructor must be a function that builds the module from an nnx.Rngs, "
+                f"such as lambda rngs: Net(rngs=rngs); got {type(self.constructor).__name__}"
+            )
+        validate.hashable(self)
+
+    def init(self, key: Array, x: Array, context: Array | None = None) -> tuple[PyTree, PyTree]:
+        """The module's ``nnx.Param`` as weights, its other variables as fixed."""
+        del x, context
+        _, (weights, batch_stats, rest) = _split(_build(self.constructor, key))
+        states = {"batch_stats": batch_stats, "rest": rest}
+        return weights, {name: state for name, state in states.items() if state}
+
+    def features(
+        self,
+        weights: PyTree,
+        fixed: PyTree,
+        x: Array,
+        *,
+        context: Array | None = None,
+        mask: Array | None = None,
+    ) -> Array:
+        """The module on the points of one task, ``[N, ...]`` to ``[N, D]``.
+
+        Raises:
+            ValueError: padding would enter the batch statistics.
+        """
+        graphdef, module_type = _structure(self.constructor)
+        masked = _mask_argument(module_type, "batch_stats" in fixed, mask)
+        module = nnx.merge(graphdef, weights, fixed.get("batch_stats", {}), fixed.get("rest", {}))
+        return module(x, *_given(context), **masked)
+
+
+def _given(context: Array | None) -> tuple[Array, ...]:
+    return () if context is None else (context,)
+
+
+def _mask_argument(module_type: type, coupled: bool, mask: Array | None) -> dict[str, Array]:
+    """The mask as keyword argument, where the module takes one."""
+    if mask is None or not coupled:
+        return {}
+    if "mask" in inspect.signature(module_type.__call__).parameters:
+        return {"mask": mask}
+    raise ValueError(
+        "support has a mask, but the model computes batch statistics and would count the padding: "
+        f"give {module_type.__name__}.__call__ a mask argument and pass it to the BatchNorm layers"
+    )
+
+
+def _build(constructor: Callable[[nnx.Rngs], nnx.Module], key: Array) -> nnx.Module:
+    module = constructor(nnx.Rngs(key))
+    module.set_attributes(deterministic=True, use_running_average=False, raise_if_not_found=False)
+    return module
+
+
+def _split(module: nnx.Module) -> tuple[nnx.GraphDef, tuple[PyTree, ...]]:
+    """The static half, and pure dicts of weights, batch statistics and other variables."""
+    graphdef, *states = nnx.split(module, nnx.Param, nnx.BatchStat, ...)
+    return graphdef, tuple(nnx.to_pure_dict(state) for state in states)
+
+
+@functools.lru_cache(maxsize=64)
+def _structure(constructor: Callable[[nnx.Rngs], nnx.Module]) -> tuple[nnx.GraphDef, type]:
+    """The static half of the module, and its type, from an abstract run of the constructor."""
+    found = []
+
+    def record(key: Array) -> PyTree:
+        module = _build(constructor, key)
+        graphdef, states = _split(module)
+        found.append((graphdef, type(module)))
+        return states
+
+    jax.eval_shape(record, jax.random.key(0))
+    return found[0]

@@ -1,0 +1,52 @@
+"""The network: a backbone that the user brings, and the linear head that the library owns.
+
+Its parameters are one dict, the *net*: ``weights`` of the backbone, ``head`` W ``[P, k]`` (the
+weights over the bias row, P = D + 1), and ``context`` ``[C]`` where the backbone takes one.
+The outputs are f(x) = [phi(x), 1] W.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from lavajax.models.base import Model
+from lavajax.models.mlp import uniform_layer
+from lavajax.types import Array, PyTree
+
+
+def init_net(
+    model: Model, key: Array, x: Array, out_dim: int, context: Array | None
+) -> tuple[dict[str, PyTree], PyTree]:
+    """Draws a net and the backbone's fixed leaves.
+
+    Raises:
+        ValueError: the model's features are not one vector per point.
+    """
+    model_key, head_key = jax.random.split(key)
+    weights, fixed = model.init(model_key, x, context)
+    shape = jax.eval_shape(lambda: model.features(weights, fixed, x, context=context)).shape
+    if len(shape) != 2 or shape[0] != x.shape[0]:
+        raise ValueError(
+            f"model must map x of shape {x.shape} to features [N, D] with N = {x.shape[0]}, "
+            f"got {shape}"
+        )
+    layer = uniform_layer(head_key, shape[1], out_dim)
+    head = jnp.concatenate([layer["w"], layer["b"][None]])
+    net = {"weights": weights, "head": head}
+    return net if context is None else {**net, "context": context}, fixed
+
+
+def features(
+    model: Model, net: dict[str, PyTree], fixed: PyTree, x: Array, mask: Array | None = None
+) -> Array:
+    """Augmented features z = [phi(x), 1], ``[N, P]``."""
+    phi = model.features(net["weights"], fixed, x, context=net.get("context"), mask=mask)
+    return jnp.concatenate([phi, jnp.ones((*phi.shape[:-1], 1), phi.dtype)], axis=-1)
+
+
+def outputs(
+    model: Model, net: dict[str, PyTree], fixed: PyTree, x: Array, mask: Array | None = None
+) -> Array:
+    """f(x), ``[N, k]``."""
+    return features(model, net, fixed, x, mask) @ net["head"]

@@ -1,0 +1,106 @@
+"""The outer step: one update of the meta-parameters from a meta-batch of tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from lavajax.types import Array, PyTree, Task, TrainState
+
+if TYPE_CHECKING:
+    from lavajax.methods.base import Method
+
+
+class Expectation(Protocol):
+    """Means over the tasks of the meta-batch, on all devices.
+
+    A method sees its meta-batch through this alone, and may use it as often as it likes: the same
+    tasks come with the same keys every time.
+    """
+
+    def __call__(self, fn: Callable[[Task, Array], PyTree]) -> PyTree:
+        """The mean of ``fn(task, key)``, a pytree of arrays. Not to be differentiated through."""
+
+    def value_and_grad(
+        self, fn: Callable[[PyTree, Task, Array], Array], learned: PyTree
+    ) -> tuple[Array, PyTree]:
+        """The mean of the scalar ``fn(learned, task, key)``, and its gradient in ``learned``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchExpectation:
+    """The expectation over tasks held by this device, and by its peers on a named axis.
+
+    Attributes:
+        tasks: tasks with a leading axis ``[B]``.
+        keys: typed PRNG keys ``[B]``, one for each task.
+        axis_name: name of the mapped axis over devices (of ``shard_map`` or ``pmap``), or None.
+    """
+
+    tasks: Task
+    keys: Array
+    axis_name: str | None = None
+
+    def __call__(self, fn: Callable[[Task, Array], PyTree]) -> PyTree:
+        """See ``Expectation``."""
+        values = jax.vmap(fn)(self.tasks, self.keys)
+        return self._over_devices(jax.tree.map(lambda v: jnp.mean(v, axis=0), values))
+
+    def value_and_grad(
+        self, fn: Callable[[PyTree, Task, Array], Array], learned: PyTree
+    ) -> tuple[Array, PyTree]:
+        """See ``Expectation``."""
+
+        def local(learned: PyTree) -> Array:
+            return jnp.mean(jax.vmap(fn, in_axes=(None, 0, 0))(learned, self.tasks, self.keys))
+
+        if self.axis_name is not None:
+            # The gradient in a value that is replicated over devices would already be a sum over
+            # them. Made varying, it is this device's own, under shard_map and pmap alike.
+            learned = jax.tree.map(
+                lambda leaf: lax.pcast(leaf, self.axis_name, to="varying"), learned
+            )
+        return self._over_devices(jax.value_and_grad(local)(learned))
+
+    def _over_devices(self, tree: PyTree) -> PyTree:
+        return tree if self.axis_name is None else lax.pmean(tree, self.axis_name)
+
+
+def gradient_step(
+    method: Method, state: TrainState, expect: Expectation, tx: optax.GradientTransformation
+) -> tuple[TrainState, dict[str, Array]]:
+    """One optimiser step along the gradient of the mean task loss; for methods without memory.
+
+    Returns:
+        The next state, and metrics ``loss`` and ``grad_norm`` (before any clipping), scalars.
+    """
+    params = state.params
+
+    def objective(learned: dict[str, Any], task: Task, key: Array) -> Array:
+        return method.loss(params.replace_learned(learned), task, key)
+
+    loss, grads = expect.value_and_grad(objective, params.learned)
+    metrics = {"loss": loss, "grad_norm": optax.global_norm(grads)}
+    return apply_gradient(state, grads, tx), metrics
+
+
+def apply_gradient(
+    state: TrainState, grads: PyTree, tx: optax.GradientTransformation
+) -> TrainState:
+    """The state after the optimiser has taken ``grads``, with the step counted."""
+    learned = state.params.learned
+    updates, opt = tx.update(grads, state.opt, learned)
+    params = state.params.replace_learned(optax.apply_updates(learned, updates))
+    return dataclasses.replace(state, params=params, opt=opt, step=state.step + 1)
+
+
+def no_memory(method: Method, params: Any) -> tuple[()]:
+    """The memory of a method that carries nothing from step to step."""
+    del method, params
+    return ()

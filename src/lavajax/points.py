@@ -1,0 +1,52 @@
+"""Masks: padding is made harmless first, and weighted away after."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from lavajax.losses import Loss
+from lavajax.types import Array, Points
+
+
+def weights(points: Points, dtype: jnp.dtype | type = float) -> Array:
+    """``[N]`` ones, zeros at padding."""
+    if points.mask is None:
+        return jnp.ones(points.x.shape[0], jnp.result_type(dtype))
+    return points.mask.astype(jnp.result_type(dtype))
+
+
+def count(points: Points, dtype: jnp.dtype | type = float) -> Array:
+    """The number of real points, at least 1: what means divide by."""
+    return jnp.maximum(jnp.sum(weights(points, dtype)), 1.0)
+
+
+def sanitise(points: Points) -> Points:
+    """Zeros where the mask is False, so that no NaN of the padding reaches a gradient.
+
+    Multiplying by a mask is not enough: 0 * NaN is NaN, in the backward pass too.
+    """
+    if points.mask is None:
+        return points
+
+    def clean(values: Array) -> Array:
+        mask = jnp.reshape(points.mask, (-1,) + (1,) * (values.ndim - 1))
+        return jnp.where(mask, values, jnp.zeros((), values.dtype))
+
+    return Points(clean(points.x), clean(points.y), points.mask)
+
+
+def mean_loss(loss: Loss, outputs: Array, points: Points) -> Array:
+    """The loss averaged over real points, for outputs ``[N, k]``; 0 when there are none."""
+    targets = loss.cast(points.y, outputs.dtype)
+    return _mean(jax.vmap(loss.value)(outputs, targets), points)
+
+
+def mean_metric(loss: Loss, mean: Array, points: Points) -> Array:
+    """The reported metric averaged over real points, for predicted means ``[N, k]``."""
+    targets = loss.cast(points.y, mean.dtype)
+    return _mean(jax.vmap(loss.metric)(mean, targets), points)
+
+
+def _mean(values: Array, points: Points) -> Array:
+    return jnp.sum(values * weights(points, values.dtype)) / count(points, values.dtype)

@@ -1,0 +1,128 @@
+"""Checks of hyperparameters: what every frozen dataclass runs in ``__post_init__``.
+
+Fields are coerced to plain Python values, since ``jit`` compares static metadata by ``==`` and
+never hashes it: a list or an array in a field would pass, and go stale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+
+def _name(owner: object, field: str) -> str:
+    return f"{type(owner).__name__}.{field}"
+
+
+def _set(owner: object, field: str, value: object) -> None:
+    object.__setattr__(owner, field, value)  # the dataclasses are frozen
+
+
+def number(
+    owner: Any, field: str, *, minimum: float | None = None, strict: bool = False
+) -> None:
+    """Coerces a field to a finite float, at least (or, with ``strict``, above) ``minimum``."""
+    value = getattr(owner, field)
+    try:
+        if isinstance(value, (bool, str)):
+            raise TypeError
+        result = float(value)
+    except TypeError:
+        raise ValueError(f"{_name(owner, field)} must be a number, got {value!r}") from None
+    bad = not math.isfinite(result)
+    if minimum is not None:
+        bad = bad or result < minimum or (strict and result == minimum)
+    if bad:
+        bound = "" if minimum is None else f" {'above' if strict else 'of at least'} {minimum:g}"
+        raise ValueError(f"{_name(owner, field)} must be a finite number{bound}, got {value!r}")
+    _set(owner, field, result)
+
+
+def integer(owner: Any, field: str, *, minimum: int) -> None:
+    """Coerces a field to an int of at least ``minimum``."""
+    value = getattr(owner, field)
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
+        raise ValueError(
+            f"{_name(owner, field)} must be an integer of at least {minimum}, got {value!r}"
+        )
+    _set(owner, field, int(value))
+
+
+def integers(owner: Any, field: str, *, minimum: int) -> None:
+    """Coerces a field to a tuple of ints, each at least ``minimum``."""
+    value = getattr(owner, field)
+    good = isinstance(value, Sequence) and not isinstance(value, str)
+    if not good or any(
+        isinstance(v, bool) or not isinstance(v, numbers.Integral) or v < minimum for v in value
+    ):
+        raise ValueError(
+            f"{_name(owner, field)} must be a sequence of integers of at least {minimum}, "
+            f"got {value!r}"
+        )
+    _set(owner, field, tuple(int(v) for v in value))
+
+
+def interval(owner: Any, field: str) -> None:
+    """Coerces a field to a pair of finite floats ``(low, high)`` with ``low <= high``."""
+    value = getattr(owner, field)
+    try:
+        low, high = (float(v) for v in value)
+        good = math.isfinite(low) and math.isfinite(high) and low <= high
+    except (TypeError, ValueError):
+        good = False
+    if not good:
+        raise ValueError(
+            f"{_name(owner, field)} must be a pair (low, high) of finite numbers with "
+            f"low <= high, got {value!r}"
+        )
+    _set(owner, field, (low, high))
+
+
+def flag(owner: Any, field: str) -> None:
+    """Requires a field to be True or False."""
+    value = getattr(owner, field)
+    if not isinstance(value, bool):
+        raise ValueError(f"{_name(owner, field)} must be True or False, got {value!r}")
+
+
+def choice(owner: Any, field: str, options: Sequence[str]) -> None:
+    """Requires a field to be one of ``options``."""
+    value = getattr(owner, field)
+    if not isinstance(value, str) or value not in options:
+        raise ValueError(
+            f"{_name(owner, field)} must be one of {', '.join(map(repr, options))}, got {value!r}"
+        )
+
+
+def part(owner: Any, field: str, methods: Sequence[str], examples: str) -> None:
+    """Requires a field to be an object that has ``methods``, as a protocol demands."""
+    value = getattr(owner, field)
+    if isinstance(value, type) or not all(callable(getattr(value, m, None)) for m in methods):
+        raise ValueError(
+            f"{_name(owner, field)} must be an instance such as {examples}, got {value!r}"
+        )
+
+
+def hashable(owner: Any) -> None:
+    """Requires the whole object to be usable as static metadata of a compiled function."""
+    try:
+        hash(owner)
+    except TypeError as error:
+        fields = [
+            f.name for f in dataclasses.fields(owner) if not _is_hashable(getattr(owner, f.name))
+        ]
+        raise ValueError(
+            f"{type(owner).__name__} needs hashable fields, since it is compiled in as a constant; "
+            f"not hashable: {', '.join(fields)} ({error})"
+        ) from None
+
+
+def _is_hashable(value: object) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True

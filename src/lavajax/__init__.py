@@ -1,0 +1,45 @@
+"""lavajax: meta-learning in JAX.
+
+From many related tasks, learn a model that adapts to a new one from a few labelled points, in one
+closed-form step: ``adapted = lavajax.adapt(params, (x, y))``.
+"""
+
+from lavajax.api import adapt as adapt
+from lavajax.api import predict as predict
+from lavajax.losses import CrossEntropy as CrossEntropy
+from lavajax.losses import Loss as Loss
+from lavajax.losses import SquaredError as SquaredError
+from lavajax.methods.anil import Anil as Anil
+from lavajax.methods.base import Method as Method
+from lavajax.methods.cavia import Cavia as Cavia
+from lavajax.methods.lava import Lava as Lava
+from lavajax.methods.lava import LavaDiagnostics as LavaDiagnostics
+from lavajax.methods.lava import lava_converged as lava_converged
+from lavajax.methods.maml import Maml as Maml
+from lavajax.models.base import Model as Model
+from lavajax.models.flax import NNX as NNX
+from lavajax.models.flax import Linen as Linen
+from lavajax.models.mlp import MLP as MLP
+from lavajax.outer import Expectation as Expectation
+from lavajax.outer import gradient_step as gradient_step
+from lavajax.subspace import Context as Context
+from lavajax.subspace import Full as Full
+from lavajax.subspace import Head as Head
+from lavajax.subspace import Subspace as Subspace
+from lavajax.tasks.base import TaskSource as TaskSource
+from lavajax.tasks.sine import Sine as Sine
+from lavajax.train import Evaluation as Evaluation
+from lavajax.train import Progress as Progress
+from lavajax.train import Trained as Trained
+from lavajax.train import evaluate as evaluate
+from lavajax.train import outer_optimizer as outer_optimizer
+from lavajax.train import train as train
+from lavajax.types import Adapted as Adapted
+from lavajax.types import MetaParams as MetaParams
+from lavajax.types import Points as Points
+from lavajax.types import PointSpec as PointSpec
+from lavajax.types import Prediction as Prediction
+from lavajax.types import Task as Task
+from lavajax.types import TrainState as TrainState
+
+__version__ = "0.1.0"

@@ -1,0 +1,131 @@
+"""The library calls ``adapt`` and ``predict``: the pure methods behind one check of the input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lavajax.types import Adapted, Array, MetaParams, Points, Prediction
+
+
+def adapt(params: MetaParams, support: Points | tuple[Any, Any], *, key: Array | None = None
+          ) -> Adapted:
+    """Adapts a meta-learned model to one task.
+
+    Works as it stands under ``jit``, ``vmap`` and ``grad``. Called outside them it is compiled,
+    once for each shape of the support; a mask makes supports of different size one shape.
+
+    Args:
+        params: meta-parameters, from ``train`` or a method's ``init``.
+        support: ``Points``, or a pair ``(x, y)`` of NumPy or JAX arrays: x ``[N, ...]`` and y
+            ``[N, k]`` (labels ``[N]`` for classification), N >= 0. No points, or a mask that is
+            all False, give the prior. Integer and float64 values are converted to the dtype that
+            the model computes in.
+        key: PRNG key, for stochastic methods; None asks for the deterministic answer.
+
+    Returns:
+        The adapted block, for ``predict``.
+
+    Raises:
+        ValueError: shapes do not fit the model; or, outside ``jit``, a real point is NaN or
+            infinite or a label is out of range. Under ``jit`` such values propagate.
+    """
+    return _adapt(params, _check_points(params, support), key)
+
+
+def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
+    """Predicts the targets of an adapted task.
+
+    Args:
+        params: the meta-parameters given to ``adapt``.
+        adapted: what ``adapt`` returned.
+        x: inputs ``[M, ...]``, M >= 0, NumPy or JAX.
+
+    Returns:
+        ``Prediction`` with ``mean`` ``[M, k]`` in the units of the targets, or class
+        probabilities; ``epistemic`` and ``noise`` are None for methods without error bars.
+
+    Raises:
+        ValueError: the shape of x does not fit the model.
+    """
+    x = _check_x(params, x, "x")
+    return _predict(params, adapted, x)
+
+
+_adapt = jax.jit(lambda params, support, key: params.method.adapt(params, support, key=key))
+_predict = jax.jit(lambda params, adapted, x: params.method.predict(params, adapted, x))
+
+
+def _check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Points:
+    if isinstance(support, tuple) and len(support) == 2:
+        support = Points(*support)
+    if not isinstance(support, Points):
+        raise ValueError(
+            f"support must be Points(x, y, mask) or a pair (x, y), got {type(support).__name__}"
+        )
+    x = _check_x(params, support.x, "support.x")
+    y = _array(support.y, "support.y")
+    spec = params.spec
+    if y.ndim == 0 or y.shape[1:] != spec.y_shape:
+        hint = "; a single output is y[:, None]" if y.ndim == 1 and spec.y_shape == (1,) else ""
+        raise ValueError(
+            f"support.y must have shape {_shape(spec.y_shape)}, as in training, got {y.shape}{hint}"
+        )
+    if y.shape[0] != x.shape[0]:
+        raise ValueError(
+            f"support.x and support.y must have as many points, got {x.shape[0]} and {y.shape[0]}"
+        )
+    params.method.point_loss.cast(y[:0], jnp.dtype(jnp.result_type(float)))  # refuses wrong kinds
+    mask = support.mask
+    if mask is not None:
+        mask = _array(mask, "support.mask")
+        if mask.shape != x.shape[:1]:
+            raise ValueError(
+                f"support.mask must have shape ({x.shape[0]},), one for each point, got "
+                f"{mask.shape}"
+            )
+        mask = mask.astype(bool)
+    _check_values(params, x, y, mask)
+    return Points(x, y, mask)
+
+
+def _check_x(params: MetaParams, x: Any, name: str) -> Array:
+    x = _array(x, name)
+    shape = params.spec.x_shape
+    if x.ndim == 0 or x.shape[1:] != shape:
+        hint = "; a single input is x[:, None]" if x.ndim == 1 and shape == (1,) else ""
+        raise ValueError(
+            f"{name} must have shape {_shape(shape)}, as in training, got {x.shape}{hint}"
+        )
+    return x
+
+
+def _check_values(params: MetaParams, x: Array, y: Array, mask: Array | None) -> None:
+    """Looks at the values of real points, where there are values to look at."""
+    if any(isinstance(a, jax.core.Tracer) for a in (x, y, mask)):
+        return
+    real = np.ones(x.shape[0], bool) if mask is None else np.asarray(mask)
+    for name, values in (("support.x", np.asarray(x)[real]), ("support.y", np.asarray(y)[real])):
+        if np.issubdtype(values.dtype, np.inexact):
+            finite = np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+            if not finite.all():
+                index = int(np.flatnonzero(real)[np.argmin(finite)])
+                raise ValueError(
+                    f"{name} must be finite, got NaN or infinity at point {index}; leave such "
+                    "points out, or set their mask to False"
+                )
+    params.method.point_loss.check(np.asarray(y)[real])
+
+
+def _array(value: Any, name: str) -> Array:
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be an array of numbers, got {error}") from None
+
+
+def _shape(point: tuple[int, ...]) -> str:
+    return "(" + ", ".join(["N", *map(str, point)]) + ("," if not point else "") + ")"

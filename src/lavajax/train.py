@@ -1,0 +1,293 @@
+"""The outer loop, and evaluation on held-out tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from lavajax import points
+from lavajax.methods.base import Method
+from lavajax.outer import BatchExpectation
+from lavajax.tasks.base import Split, TaskSource
+from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
+
+
+def outer_optimizer(
+    steps: int, *, rate: float = 5e-3, warmup: int | None = None, clip: float = 10.0
+) -> optax.GradientTransformation:
+    """Adam with a linear warm-up to ``rate``, then a cosine to 0, after clipping.
+
+    Args:
+        steps: length of the run, which the cosine spans.
+        rate: peak learning rate.
+        warmup: steps of the warm-up; None: 1,000, or a tenth of a shorter run.
+        clip: bound on the global norm of the meta-gradient.
+
+    Raises:
+        ValueError: an argument is not positive, or the warm-up is not shorter than the run.
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    if rate <= 0:
+        raise ValueError(f"rate must be above 0, got {rate}")
+    if clip <= 0:
+        raise ValueError(f"clip must be above 0, got {clip}")
+    if warmup is None:
+        warmup = min(1000, steps // 10)
+    if not 0 <= warmup < steps:
+        raise ValueError(f"warmup must be at least 0 and below steps = {steps}, got {warmup}")
+    schedule = optax.warmup_cosine_decay_schedule(0.0 if warmup else rate, rate, warmup, steps)
+    return optax.chain(optax.clip_by_global_norm(clip), optax.adam(schedule))
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How a run stands after a chunk of outer steps.
+
+    Attributes:
+        step: outer steps taken.
+        steps: outer steps in all.
+        metrics: the method's metrics, each averaged over the steps of the chunk; scalars, or
+            ``[seeds]`` where several seeds train together.
+        seconds: of this chunk, compilation included.
+        compiled: whether this chunk included the compilation.
+        state: the state after the chunk.
+    """
+
+    step: int
+    steps: int
+    metrics: dict[str, np.ndarray]
+    seconds: float
+    compiled: bool
+    state: TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """The outcome of a run.
+
+    Attributes:
+        params: final meta-parameters, with a leading axis ``[seeds]`` on every leaf where several
+            seeds were trained together; see ``seed``.
+        state: the whole final state.
+        history: metrics over the run, each ``[chunks]`` or ``[chunks, seeds]``, and ``step``.
+    """
+
+    params: MetaParams
+    state: TrainState
+    history: dict[str, np.ndarray]
+
+    def seed(self, index: int) -> MetaParams:
+        """The meta-parameters of one of several seeds."""
+        if np.ndim(self.state.step) == 0:
+            raise ValueError("seed() is for runs of several seeds: this one was trained alone")
+        return jax.tree.map(lambda leaf: leaf[index], self.params)
+
+
+def init_state(
+    method: Method,
+    tasks: TaskSource,
+    tx: optax.GradientTransformation,
+    key: Array,
+) -> TrainState:
+    """The state at step 0, for points like those of ``tasks``."""
+    init_key, run_key = jax.random.split(key)
+    example = tasks.sample(init_key, "train").support
+    params = method.init(init_key, example.x, example.y)
+    return TrainState(
+        params, tx.init(params.learned), method.memory(params), run_key, jnp.zeros((), jnp.int32)
+    )
+
+
+def train_step(
+    state: TrainState, tasks: TaskSource, tx: optax.GradientTransformation, meta_batch: int
+) -> tuple[TrainState, dict[str, Array]]:
+    """One outer step on ``meta_batch`` tasks drawn from ``tasks``.
+
+    All randomness is folded from the run's key and the absolute step, so a run split anywhere into
+    chunks gives the same bits.
+    """
+    sample_key, method_key = jax.random.split(jax.random.fold_in(state.key, state.step))
+    batch: Task = jax.vmap(partial(tasks.sample, split="train"))(
+        jax.random.split(sample_key, meta_batch)
+    )
+    expect = BatchExpectation(batch, jax.random.split(method_key, meta_batch))
+    return state.params.method.step(state, expect, tx)
+
+
+@partial(jax.jit, static_argnames=("tx", "meta_batch", "length"), donate_argnums=0)
+def _run_chunk(
+    state: TrainState,
+    tasks: TaskSource,
+    *,
+    tx: optax.GradientTransformation,
+    meta_batch: int,
+    length: int,
+) -> tuple[TrainState, dict[str, Array]]:
+    """``length`` steps; where the state holds several seeds, of all of them."""
+
+    def chunk(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
+        state, metrics = jax.lax.scan(
+            lambda state, _: train_step(state, tasks, tx, meta_batch), state, length=length
+        )
+        return state, jax.tree.map(jnp.mean, metrics)
+
+    return jax.vmap(chunk)(state) if state.step.ndim else chunk(state)
+
+
+def train(
+    method: Method,
+    tasks: TaskSource,
+    *,
+    steps: int = 15_000,
+    seed: int = 0,
+    seeds: int | None = None,
+    meta_batch: int = 10,
+    optimizer: optax.GradientTransformation | None = None,
+    chunk: int = 500,
+    callback: Callable[[Progress], Any] | None = None,
+) -> Trained:
+    """Meta-trains a method on a source of tasks.
+
+    Args:
+        method: any method, such as ``Lava()``.
+        tasks: source of tasks, such as ``Sine()``.
+        steps: outer steps.
+        seed: seeds everything: initialisation and tasks.
+        seeds: train the runs of ``seed``, ``seed + 1``, ... together, under one vmap. Each is the
+            run of that seed alone, but for rounding. None: one run, without a leading axis.
+        meta_batch: tasks per outer step, B.
+        optimizer: any optax optimiser over ``params.learned``; None: ``outer_optimizer(steps)``.
+        chunk: outer steps in one compiled call. Does not change the result.
+        callback: called with a ``Progress`` after every chunk.
+
+    Returns:
+        Final parameters, state and history.
+
+    Raises:
+        ValueError: an argument is out of range, or the method cannot take such tasks.
+        FloatingPointError: the loss of every seed has become NaN or infinite.
+    """
+    for name, value in (("steps", steps), ("meta_batch", meta_batch), ("chunk", chunk)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"seeds must be at least 1, or None for a single run, got {seeds}")
+    tx = outer_optimizer(steps) if optimizer is None else optimizer
+    if seeds is None:
+        state = init_state(method, tasks, tx, jax.random.key(seed))
+    else:
+        keys = jax.vmap(jax.random.key)(jnp.arange(seed, seed + seeds))
+        state = jax.vmap(partial(init_state, method, tasks, tx))(keys)
+
+    history: list[dict[str, np.ndarray]] = []
+    lengths: set[int] = set()
+    done = 0
+    while done < steps:
+        length = min(chunk, steps - done)
+        start = time.perf_counter()
+        state, metrics = _run_chunk(state, tasks, tx=tx, meta_batch=meta_batch, length=length)
+        host = {name: np.asarray(value) for name, value in metrics.items()}
+        done += length
+        history.append({"step": np.asarray(done), **host})
+        if not np.isfinite(host["loss"]).any():
+            raise FloatingPointError(
+                f"training diverged: the loss is not finite between steps {done - length} and "
+                f"{done}; a lower outer rate, or a larger epsilon or epsilon_floor, may help"
+            )
+        if callback is not None:
+            seconds = time.perf_counter() - start
+            # The next chunk donates the state's buffers: a callback that keeps it must copy.
+            callback(Progress(done, steps, host, seconds, length not in lengths, state))
+        lengths.add(length)
+    stacked = {name: np.stack([h[name] for h in history]) for name in history[0]}
+    return Trained(state.params, state, stacked)
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The metric on held-out tasks.
+
+    Attributes:
+        metric: its name, such as ``mse``.
+        values: the metric of each task, averaged over its query points, ``[tasks]``.
+    """
+
+    metric: str
+    values: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """Over tasks."""
+        return float(np.mean(self.values))
+
+    @property
+    def median(self) -> float:
+        """Over tasks."""
+        return float(np.median(self.values))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the mean over tasks: 1.96 standard errors to each side."""
+        half = 1.96 * float(np.std(self.values, ddof=1)) / math.sqrt(self.values.size)
+        return self.mean - half, self.mean + half
+
+
+def evaluate(
+    params: MetaParams,
+    tasks: TaskSource,
+    *,
+    num_tasks: int = 10_000,
+    seed: int = 0,
+    split: Split = "test",
+    batch: int = 250,
+) -> Evaluation:
+    """Adapts to held-out tasks one by one and scores the query of each.
+
+    Args:
+        params: meta-parameters of a single seed.
+        tasks: source of tasks.
+        num_tasks: how many tasks, at least 2.
+        seed: of the tasks and, for stochastic methods, their randomness.
+        split: which tasks.
+        batch: tasks computed at once; bounds memory, not the result.
+
+    Raises:
+        ValueError: ``num_tasks`` is below 2 or ``batch`` below 1.
+    """
+    if num_tasks < 2:
+        raise ValueError(f"num_tasks must be at least 2, for an interval, got {num_tasks}")
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
+    keys = jax.random.split(jax.random.key(seed), num_tasks)
+    values = _task_metrics(params, tasks, keys, split=split, batch=min(batch, num_tasks))
+    return Evaluation(params.method.point_loss.metric_name, np.asarray(values))
+
+
+@partial(jax.jit, static_argnames=("split", "batch"))
+def _task_metrics(
+    params: MetaParams, tasks: TaskSource, keys: Array, *, split: Split, batch: int
+) -> Array:
+    def one(key: Array) -> Array:
+        task_key, method_key = jax.random.split(key)
+        return task_metric(params, tasks.sample(task_key, split), method_key)
+
+    return jax.lax.map(one, keys, batch_size=batch)
+
+
+def task_metric(params: MetaParams, task: Task, key: PyTree = None) -> Array:
+    """The metric of the query of one task after adapting to its support; a scalar."""
+    method = params.method
+    query = points.sanitise(task.query)
+    adapted = method.adapt(params, task.support, key=key)
+    prediction = method.predict(params, adapted, query.x)
+    return points.mean_metric(method.point_loss, prediction.mean, query)

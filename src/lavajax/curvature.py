@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,19 +18,8 @@ from lavajax.inner import descend
 from lavajax.losses import Loss
 from lavajax.precision import solve_positive
 from lavajax.subspace import Bound
+from lavajax.tangent import Rows
 from lavajax.types import Array, Points, PyTree
-
-
-class Linearised(NamedTuple):
-    """The outputs at every point to first order in the block.
-
-    Attributes:
-        f: outputs, ``[N, k]``.
-        rows: J = df/dtheta, the block's pytree with leaves ``[N, k, ...]``; 0 for padding.
-    """
-
-    f: Array
-    rows: PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +32,7 @@ class PointLosses:
         inputs: ``[N, ...]``.
         targets: ``[N, ...]``.
         weight: ``[N]``, 0 for padding, whose loss is then 0.
-        count: N as means divide by it, the number of real points and at least 1.
+        count: N as means divide by it: the number of real points, at least 1.
         out_dim: k.
     """
 
@@ -58,67 +46,20 @@ class PointLosses:
 
     @staticmethod
     def of(loss: Loss, support: Points, bound: Bound) -> PointLosses:
-        """The losses of a support, whose padding has been made harmless."""
+        """The losses of a support whose padding has been made harmless."""
 
         def outputs(block: PyTree, point: Array) -> Array:
             return bound.apply(block, point[None], None)[0]
 
         like = jax.eval_shape(outputs, bound.prior, bound.inputs[0])
-        shape, dtype = like.shape, like.dtype
-        targets = loss.cast(support.y, dtype)
-        weight = points.weights(support, dtype)
         return PointLosses(
-            loss, outputs, bound.inputs, targets, weight, points.count(support, dtype), shape[0]
-        )
-
-    def mask(self, fan: PyTree) -> PyTree:
-        """A fan with the entries of padding set to 0."""
-        return jax.tree.map(
-            lambda leaf: leaf * self.weight.reshape((-1,) + (1,) * (leaf.ndim - 1)), fan
-        )
-
-    def mean_scale(self, traces: Array) -> Array:
-        """mean_i tr(H_i) / k over the real points, given ``[N]`` traces: the scale of a curvature."""
-        return jnp.sum(traces) / (self.count * self.out_dim)
-
-    def linearise(self, theta: PyTree, *, fan: bool) -> Linearised:
-        """Outputs and Jacobians at a block, or, with ``fan``, at each point's own.
-
-        Reverse mode: k passes back for each point.
-        """
-
-        def at_point(theta: PyTree, point: Array, weight: Array) -> Linearised:
-            f, pull = jax.vjp(lambda t: self.outputs(t, point), theta)
-            (rows,) = jax.vmap(pull)(weight * jnp.eye(f.shape[0], dtype=f.dtype))
-            return Linearised(f, rows)
-
-        return jax.vmap(at_point, in_axes=(0 if fan else None, 0, 0))(
-            theta, self.inputs, self.weight
-        )
-
-    def factors(self, at: Linearised) -> PyTree:
-        """A with leaves ``[N, r, ...]``: the Gauss-Newton matrices are H_i = A_i^T A_i.
-
-        A_i = S_i^T J_i, S_i S_i^T the curvature of the loss in the outputs. For a ReLU network
-        H_i is the exact Hessian in a head or a context; it is always positive semi-definite.
-        """
-        if (c := self.loss.constant_curvature(at.f.shape[1])) is not None:
-            return jax.tree.map(lambda j: math.sqrt(c) * j, at.rows)
-        s = jax.vmap(self.loss.factor)(at.f)
-        return jax.tree.map(lambda j: jnp.einsum("ikr,ik...->ir...", s, j), at.rows)
-
-    def hessians(self, theta: PyTree, *, fan: bool) -> Array:
-        """Exact Hessians ``[N, n, n]`` at a block, or at each point's own."""
-        unravel = ravel_pytree(_first(theta) if fan else theta)[1]
-
-        def at_point(theta: PyTree, point: Array, y: Array, weight: Array) -> Array:
-            flat = ravel_pytree(theta)[0]
-            return jax.hessian(
-                lambda v: weight * self.loss.value(self.outputs(unravel(v), point), y)
-            )(flat)
-
-        return jax.vmap(at_point, in_axes=(0 if fan else None, 0, 0, 0))(
-            theta, self.inputs, self.targets, self.weight
+            loss,
+            outputs,
+            bound.inputs,
+            loss.cast(support.y, like.dtype),
+            points.weights(support, like.dtype),
+            points.count(support, like.dtype),
+            like.shape[0],
         )
 
     def descend(self, theta: PyTree, rate: Array | float, steps: int) -> PyTree:
@@ -132,44 +73,89 @@ class PointLosses:
 
         return jax.vmap(at_point)(self.inputs, self.targets, self.weight)
 
-    def gradient_step(self, at: Linearised, rate: Array | float) -> PyTree:
-        """``descend`` of one step, from Jacobians that are there already: -rate J_i^T dl/df."""
-        slope = jax.vmap(jax.grad(self.loss.value))(at.f, self.targets)
-        return _combine(at.rows, -rate * slope)
+    def jacobian(self, theta: PyTree, *, fan: bool) -> tuple[Array, Rows]:
+        """Outputs ``[N, k]`` and their Jacobian at a block, or, with ``fan``, each point's own.
 
-    def newton_step(self, at: Linearised, damping: Array | float) -> PyTree:
-        """The fan of minimisers of (1/2) ||f_i + J_i d - y_i||^2 + (damping/2) ||d||^2.
-
-        d_i = -J_i^T (J_i J_i^T + damping I)^-1 (f_i - y_i). Where damping is 0 this is the
-        smallest d that fits the linearised point; rounding then damps it.
+        Reverse mode: k passes back for each point.
         """
-        k = at.f.shape[1]
-        gram = sum(
-            jnp.einsum("ikn,iln->ikl", j, j)
-            for j in (leaf.reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(at.rows))
+
+        def at_point(theta: PyTree, point: Array, weight: Array) -> tuple[Array, PyTree]:
+            f, pull = jax.vjp(lambda t: self.outputs(t, point), theta)
+            (rows,) = jax.vmap(pull)(weight * jnp.eye(f.shape[0], dtype=f.dtype))
+            return f, rows
+
+        f, rows = jax.vmap(at_point, in_axes=(0 if fan else None, 0, 0))(
+            theta, self.inputs, self.weight
         )
-        # Relative to the point's own scale; 1 for padding, whose rows are 0.
+        return f, Rows(rows)
+
+    def gradient_coefficients(self, f: Array, rate: Array | float) -> Array:
+        """a ``[N, k]`` of one gradient step, d_i = J_i^T a_i: a_i = -rate dl/df."""
+        return -rate * jax.vmap(jax.grad(self.loss.value))(f, self.targets)
+
+    def newton_coefficients(self, f: Array, gram: Array, damping: Array | float) -> Array:
+        """a ``[N, k]`` of the least of (1/2) ||f_i + J_i d - y_i||^2 + (damping/2) ||d||^2.
+
+        d_i = J_i^T a_i with a_i = -(J_i J_i^T + damping I)^-1 (f_i - y_i), given the J_i J_i^T
+        as ``[N, k, k]``. At damping 0 it is the smallest d that fits the linearised point.
+        """
+        k = self.out_dim
+        # Rounding alone damps what has no scale of its own; padding, whose rows are 0, gets 1.
         rounding = 10 * jnp.finfo(gram.dtype).eps * jnp.trace(gram, axis1=1, axis2=2) / k
         ridge = damping + rounding + (1 - self.weight)
         system = gram + ridge[:, None, None] * jnp.eye(k, dtype=gram.dtype)
-        return _combine(at.rows, -jax.vmap(solve_positive)(system, at.f - self.targets))
+        return -jax.vmap(solve_positive)(system, f - self.targets)
+
+    def loss_factors(self, f: Array) -> Array:
+        """S ``[N, k, r]``, with S_i S_i^T the curvature of the loss in the outputs ``[N, k]``."""
+        return jax.vmap(self.loss.factor)(f)
+
+    def factors(self, f: Array, jacobian: Rows) -> PyTree:
+        """A with leaves ``[N, r, ...]``: the Gauss-Newton matrices are H_i = A_i^T A_i.
+
+        A_i = S_i^T J_i. For a ReLU network H_i is the exact Hessian in a head or a context; for
+        any network it is positive semi-definite.
+        """
+        if (c := self.loss.constant_curvature(self.out_dim)) is not None:
+            return jax.tree.map(lambda j: math.sqrt(c) * j, jacobian.rows)
+        s = self.loss_factors(f)
+        return jax.tree.map(lambda j: jnp.einsum("ikr,ik...->ir...", s, j), jacobian.rows)
+
+    def hessians(self, theta: PyTree, *, fan: bool) -> Array:
+        """Exact Hessians ``[N, n, n]`` at a block, or, with ``fan``, at each point's own."""
+        single = jax.tree.map(lambda leaf: leaf[0], theta) if fan else theta
+        _, unravel = ravel_pytree(single)
+
+        def at_point(theta: PyTree, point: Array, y: Array, weight: Array) -> Array:
+            flat, _ = ravel_pytree(theta)
+            return jax.hessian(
+                lambda v: weight * self.loss.value(self.outputs(unravel(v), point), y)
+            )(flat)
+
+        return jax.vmap(at_point, in_axes=(0 if fan else None, 0, 0, 0))(
+            theta, self.inputs, self.targets, self.weight
+        )
+
+    def mask(self, fan: PyTree) -> PyTree:
+        """A fan with the entries of padding set to 0."""
+        return jax.tree.map(
+            lambda leaf: leaf * self.weight.reshape((-1,) + (1,) * (leaf.ndim - 1)), fan
+        )
+
+    def mean_scale(self, traces: Array) -> Array:
+        """mean_i tr(H_i) / k over real points, given ``[N]`` traces."""
+        return jnp.sum(traces) / (self.count * self.out_dim)
 
 
 def squared_norms(factors: PyTree) -> Array:
     """tr H_i ``[N]`` of H_i = A_i^T A_i, given A with leaves ``[N, r, ...]``."""
-    return sum(jnp.sum(a.reshape(a.shape[0], -1) ** 2, axis=1) for a in jax.tree.leaves(factors))
+    leaves = jax.tree.leaves(factors)
+    return jnp.sum(
+        jnp.stack([jnp.sum(a.reshape(a.shape[0], -1) ** 2, axis=1) for a in leaves]), axis=0
+    )
 
 
 def dense(factors: PyTree) -> Array:
     """H_i = A_i^T A_i, ``[N, n, n]``, given A with leaves ``[N, r, ...]``."""
     rows = jax.vmap(jax.vmap(lambda row: ravel_pytree(row)[0]))(factors)
-    return jnp.einsum("irn,irm->inm", rows, rows)
-
-
-def _combine(rows: PyTree, coefficients: Array) -> PyTree:
-    """J_i^T a_i for every point: leaves ``[N, ...]``, given a ``[N, k]``."""
-    return jax.tree.map(lambda j: jnp.einsum("ik...,ik->i...", j, coefficients), rows)
-
-
-def _first(fan: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: leaf[0], fan)
+    return jnp.einsum("irn,irm->inm", rows, rows, precision="highest")

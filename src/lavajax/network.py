@@ -41,7 +41,13 @@ def features(
     model: Model, net: dict[str, PyTree], fixed: PyTree, x: Array, mask: Array | None = None
 ) -> Array:
     """Augmented features z = [phi(x), 1], ``[N, P]``."""
-    phi = model.features(net["weights"], fixed, x, context=net.get("context"), mask=mask)
+    return augment(
+        model.features(net["weights"], fixed, x, context=net.get("context"), mask=mask)
+    )
+
+
+def augment(phi: Array) -> Array:
+    """[phi, 1], ``[N, D + 1]``: the bias of the head is a row of W."""
     return jnp.concatenate([phi, jnp.ones((*phi.shape[:-1], 1), phi.dtype)], axis=-1)
 
 

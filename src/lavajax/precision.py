@@ -134,6 +134,39 @@ def correct_low_rank(
     return jax.tree.unflatten(treedef, shaped)
 
 
+def combine_in_span(
+    gram: Array, steps: Array, loss_factors: Array, count: Array, epsilon: Array | float
+) -> Array:
+    """The whole estimate where every step lies in the span of the Jacobian: theta_0 + J^T u.
+
+    With d_i = J_i^T a_i, K = J J^T, H_i = J_i^T S_i S_i^T J_i,
+
+        u = a/N + S (S^T K S + N eps I)^-1 [S_i^T (K_ii a_i - mean_j K_ij a_j)]_i.
+
+    Args:
+        gram: K, ``[N, k, N, k]``; 0 where a row or column belongs to padding.
+        steps: a, ``[N, k]``.
+        loss_factors: S, ``[N, k, r]``.
+        count: N, a scalar.
+        epsilon: eps.
+
+    Returns:
+        u, ``[N, k]``.
+    """
+    n, _, r = loss_factors.shape
+    diagonal = jnp.einsum("nknl->nkl", gram)
+    own = jnp.einsum("nkl,nl->nk", diagonal, steps, precision=_EXACT)
+    average = jnp.einsum("nkml,ml->nk", gram, steps, precision=_EXACT) / count
+    rhs = jnp.einsum("nkr,nk->nr", loss_factors, own - average, precision=_EXACT)
+    system = jnp.einsum(
+        "nkr,nkml,mls->nrms", loss_factors, gram, loss_factors, precision=_EXACT
+    ).reshape(n * r, n * r)
+    solution = solve_positive(add_diagonal(system, count * epsilon), rhs.reshape(n * r))
+    return steps / count + jnp.einsum(
+        "nkr,nr->nk", loss_factors, solution.reshape(n, r), precision=_EXACT
+    )
+
+
 def literal(theta: PyTree, hessians: Array, weights: Array, epsilon: Array) -> PyTree:
     """The estimate exactly as the paper writes it: the oracle that the fast routes agree with.
 

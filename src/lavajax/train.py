@@ -108,20 +108,52 @@ def init_state(
     )
 
 
-def train_step(
-    state: TrainState, tasks: TaskSource, tx: optax.GradientTransformation, meta_batch: int
-) -> tuple[TrainState, dict[str, Array]]:
-    """One outer step on ``meta_batch`` tasks drawn from ``tasks``.
+def draw(
+    tasks: TaskSource, key: Array, step: Array, meta_batch: int
+) -> tuple[Task, Array]:
+    """The meta-batch of one outer step: tasks ``[B]`` and a key for each.
 
     All randomness is folded from the run's key and the absolute step, so a run split anywhere into
     chunks gives the same bits.
     """
-    sample_key, method_key = jax.random.split(jax.random.fold_in(state.key, state.step))
-    batch: Task = jax.vmap(partial(tasks.sample, split="train"))(
-        jax.random.split(sample_key, meta_batch)
-    )
-    expect = BatchExpectation(batch, jax.random.split(method_key, meta_batch))
-    return state.params.method.step(state, expect, tx)
+    sample_key, method_key = jax.random.split(jax.random.fold_in(key, step))
+    sample_keys = jax.random.split(sample_key, meta_batch)
+    batch = jax.vmap(partial(tasks.sample, split="train"))(sample_keys)
+    return batch, jax.random.split(method_key, meta_batch)
+
+
+def run_steps(
+    state: TrainState,
+    tasks: TaskSource,
+    tx: optax.GradientTransformation,
+    *,
+    meta_batch: int,
+    length: int,
+) -> tuple[TrainState, dict[str, Array]]:
+    """Takes ``length`` outer steps; metrics ``[length]`` each. Pure; ``train`` compiles it."""
+    size = _steps_ahead(tasks, state.key, meta_batch, length)
+
+    def step(state: TrainState, drawn: tuple[Task, Array]) -> tuple[TrainState, dict[str, Array]]:
+        return state.params.method.step(state, BatchExpectation(*drawn), tx)
+
+    def block(state: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
+        # Drawn many steps at a time: inside the loop the small random kernels cost as much as
+        # the step itself.
+        drawn = jax.vmap(lambda i: draw(tasks, state.key, i, meta_batch))(
+            state.step + jnp.arange(size)
+        )
+        return jax.lax.scan(step, state, drawn)
+
+    state, metrics = jax.lax.scan(block, state, length=length // size)
+    return state, jax.tree.map(lambda m: m.reshape(length, *m.shape[2:]), metrics)
+
+
+def _steps_ahead(tasks: TaskSource, key: Array, meta_batch: int, length: int) -> int:
+    """How many steps to draw at a time: a divisor of ``length`` that takes at most 16 MiB."""
+    one = jax.eval_shape(lambda key: draw(tasks, key, 0, meta_batch)[0], key)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
+    most = max(1, 2**24 // max(size, 1))
+    return max(d for d in range(1, length + 1) if length % d == 0 and d <= most)
 
 
 @partial(jax.jit, static_argnames=("tx", "meta_batch", "length"), donate_argnums=0)
@@ -133,13 +165,11 @@ def _run_chunk(
     meta_batch: int,
     length: int,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """``length`` steps; where the state holds several seeds, of all of them."""
+    """``length`` steps, with mean metrics; where the state holds several seeds, of all of them."""
 
     def chunk(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
-        state, metrics = jax.lax.scan(
-            lambda state, _: train_step(state, tasks, tx, meta_batch), state, length=length
-        )
-        return state, jax.tree.map(jnp.mean, metrics)
+        state, metrics = run_steps(state, tasks, tx, meta_batch=meta_batch, length=length)
+        return state, jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics)
 
     return jax.vmap(chunk)(state) if state.step.ndim else chunk(state)
 

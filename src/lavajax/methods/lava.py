@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from lavajax import points, precision, validate
-from lavajax.curvature import Linearised, PointLosses, dense, squared_norms
+from lavajax import points, precision, tangent, validate
+from lavajax.curvature import PointLosses, dense, squared_norms
 from lavajax.losses import Loss, SquaredError
 from lavajax.methods.base import (
     bind_support,
@@ -25,6 +25,7 @@ from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
 from lavajax.subspace import Bound, Full, Head, Subspace
+from lavajax.tangent import Rows
 from lavajax.types import Adapted, Array, MetaParams, Points, PyTree
 
 
@@ -204,7 +205,12 @@ class Lava:
         """Any block and any loss: steps and curvatures by differentiation, point by point."""
         prior = bound.prior
         apart = PointLosses.of(self.point_loss, support, bound)
-        steps, at_prior = self._steps(params, apart, prior)
+        if self._in_span(apart, prior):
+            return self._adapt_in_span(params, apart, prior)
+        at_prior = None
+        if self._linear_steps or self._at_prior:
+            at_prior = apart.jacobian(prior, fan=False)
+        steps = self._steps(params, apart, prior, at_prior)
         fan = jax.tree.map(jnp.add, prior, steps)
         if self.solver == "naive":
             hessians = self._hessians(apart, prior, fan)
@@ -217,8 +223,8 @@ class Lava:
             return average
         deviations = apart.mask(jax.tree.map(jnp.subtract, steps, mean))
         if self.curvature == "ggn":
-            at = at_prior if self._at_prior else apart.linearise(fan, fan=True)
-            factors = apart.factors(at)
+            f, jacobian = at_prior if self._at_prior else apart.jacobian(fan, fan=True)
+            factors = apart.factors(f, jacobian)
             epsilon = self._epsilon(params, apart.mean_scale(squared_norms(factors)))
             correction = precision.correct_low_rank(
                 factors, deviations, apart.count * epsilon, self.solver
@@ -229,24 +235,64 @@ class Lava:
             correction = precision.correct_dense(hessians, deviations, apart.count * epsilon)
         return jax.tree.map(jnp.add, average, correction)
 
+    @property
+    def _steps_in_span(self) -> bool:
+        """Whether the Jacobian at the prior gives the steps; one gradient step if it is there."""
+        return self._linear_steps or (self.inner_steps == 1 and self._at_prior)
+
     def _steps(
-        self, params: MetaParams, apart: PointLosses, prior: PyTree
-    ) -> tuple[PyTree, Linearised | None]:
-        """The fan of steps d_i, and the linearisation at the prior where one was made."""
-        if not self._linear_steps and not (self._at_prior and self.curvature == "ggn"):
-            return apart.descend(prior, self._rate(params), self.inner_steps), None
-        at_prior = apart.linearise(prior, fan=False)
+        self,
+        params: MetaParams,
+        apart: PointLosses,
+        prior: PyTree,
+        at_prior: tuple[Array, Rows] | None,
+    ) -> PyTree:
+        """The fan of steps d_i."""
+        if at_prior is not None and self._steps_in_span:
+            f, jacobian = at_prior
+            return jacobian.spread(self._coefficients(params, apart, f, jacobian.blocks())[0])
+        return apart.descend(prior, self._rate(params), self.inner_steps)
+
+    def _coefficients(
+        self, params: MetaParams, apart: PointLosses, f: Array, blocks: Array
+    ) -> tuple[Array, Array | float]:
+        """a ``[N, k]`` with d_i = J_i^T a_i, and eps, given outputs and J_i J_i^T ``[N, k, k]``."""
+        s = apart.loss_factors(f)
+        traces = jnp.einsum("nkr,nkl,nlr->n", s, blocks, s)
+        epsilon = self._epsilon(params, apart.mean_scale(traces))
         if self.inner_steps == "converged":
-            steps = apart.newton_step(at_prior, 0.0)
-        elif self.inner_steps == "map":
-            scale = apart.mean_scale(squared_norms(apart.factors(at_prior)))
+            return apart.newton_coefficients(f, blocks, 0.0), epsilon
+        if self.inner_steps == "map":
             c = self.point_loss.constant_curvature(apart.out_dim)
-            steps = apart.newton_step(at_prior, self._epsilon(params, scale) / c)
-        elif self.inner_steps == 1:
-            steps = apart.gradient_step(at_prior, self._rate(params))
+            return apart.newton_coefficients(f, blocks, epsilon / c), epsilon
+        return apart.gradient_coefficients(f, self._rate(params)), epsilon
+
+    def _in_span(self, apart: PointLosses, prior: PyTree) -> bool:
+        """Whether all of it can happen in the space of the N k outputs, which is the smaller.
+
+        For all weights only: their J_i J_i^T contains ||z_i||^2 I, from the head, and is never
+        near singular as that of a context can be, which would spoil the coefficients.
+        """
+        if not isinstance(self.subspace, Full) or self.curvature != "ggn":
+            return False
+        if not (self._at_prior and self._steps_in_span):
+            return False
+        size = sum(leaf.size for leaf in jax.tree.leaves(prior))
+        small = apart.weight.shape[0] * apart.out_dim < size
+        return self.solver == "dual" or (self.solver == "auto" and small)
+
+    def _adapt_in_span(self, params: MetaParams, apart: PointLosses, prior: PyTree) -> PyTree:
+        """theta_0 + J^T u, without a step or a curvature ever written out."""
+        if tangent.is_tapped(self.model):
+            f, jacobian = tangent.layer_rows(
+                self.model, prior, params.fixed["backbone"], apart.inputs, apart.weight
+            )
         else:
-            steps = apart.descend(prior, self._rate(params), self.inner_steps)
-        return steps, at_prior
+            f, jacobian = apart.jacobian(prior, fan=False)
+        gram = jacobian.gram()
+        steps, epsilon = self._coefficients(params, apart, f, jnp.einsum("nknl->nkl", gram))
+        u = precision.combine_in_span(gram, steps, apart.loss_factors(f), apart.count, epsilon)
+        return jax.tree.map(jnp.add, prior, jacobian.combine(u))
 
     def _hessians(self, apart: PointLosses, prior: PyTree, fan: PyTree) -> Array:
         """H_i as matrices, ``[N, n, n]``."""
@@ -254,7 +300,7 @@ class Lava:
         if self.curvature == "hessian":
             return apart.hessians(at, fan=fanned)
         if self.curvature == "ggn":
-            return dense(apart.factors(apart.linearise(at, fan=fanned)))
+            return dense(apart.factors(*apart.jacobian(at, fan=fanned)))
         n = ravel_pytree(prior)[0].shape[0]
         return jnp.zeros((apart.weight.shape[0], n, n), apart.weight.dtype)
 
@@ -268,7 +314,8 @@ class Lava:
         support, bound = bind_support(self, params, support)
         prior = precision.lift(bound.prior)
         apart = PointLosses.of(self.point_loss, support, bound._replace(prior=prior))
-        steps, _ = self._steps(params, apart, prior)
+        at_prior = apart.jacobian(prior, fan=False) if self._linear_steps else None
+        steps = self._steps(params, apart, prior, at_prior)
         fan = jax.tree.map(jnp.add, prior, steps)
         hessians = self._hessians(apart, prior, fan)
         epsilon = self._epsilon(params, apart.mean_scale(_traces(hessians)))

@@ -44,3 +44,19 @@ class Model(Protocol):
             context: as in ``init``.
             mask: ``[N]`` booleans, for backbones that couple points; None when all are real.
         """
+
+
+class TappedModel(Model, Protocol):
+    """A backbone made of linear layers that it shows; adapting all weights is then much cheaper.
+
+    Its weights are a list of layers ``{"w": [in, out], "b": [out]}``, and its points do not see
+    each other. A tap is added to the output of its layer, before any activation.
+    """
+
+    def taps(self, weights: PyTree, points: int) -> list[Array]:
+        """Zeros to add to the outputs of the layers, each ``[N, out]``."""
+
+    def tapped(
+        self, weights: PyTree, fixed: PyTree, x: Array, taps: list[Array]
+    ) -> tuple[Array, list[Array]]:
+        """Features ``[N, D]`` under taps, and the input ``[N, in]`` of each layer."""

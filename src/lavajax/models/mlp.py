@@ -106,19 +106,32 @@ class MLP:
         mask: Array | None = None,
     ) -> Array:
         """Features ``[N, D]`` of inputs ``[N, d]``; points do not see each other."""
-        del fixed, mask
-        activation: Any = _ACTIVATIONS[self.activation]
+        del mask
         h = x.astype(weights[0]["w"].dtype)
         if context is not None:
-            h = jnp.concatenate(
-                [h, jnp.broadcast_to(context.astype(h.dtype), (*h.shape[:-1], context.shape[0]))],
-                axis=-1,
-            )
-        for layer in weights[: len(self.hidden)]:
-            h = activation(h @ layer["w"] + layer["b"])
-        if self.linear_features:
-            h = h @ weights[-1]["w"] + weights[-1]["b"]
-        return h
+            repeated = jnp.broadcast_to(context.astype(h.dtype), (*h.shape[:-1], *context.shape))
+            h = jnp.concatenate([h, repeated], axis=-1)
+        return self.tapped(weights, fixed, h, None)[0]
+
+    def taps(self, weights: PyTree, points: int) -> list[Array]:
+        """See ``TappedModel``."""
+        return [jnp.zeros((points, *layer["b"].shape), layer["b"].dtype) for layer in weights]
+
+    def tapped(
+        self, weights: PyTree, fixed: PyTree, x: Array, taps: list[Array] | None
+    ) -> tuple[Array, list[Array]]:
+        """See ``TappedModel``."""
+        del fixed
+        activation: Any = _ACTIVATIONS[self.activation]
+        h, inputs = x.astype(weights[0]["w"].dtype), []
+        for index, layer in enumerate(weights):
+            inputs.append(h)
+            h = h @ layer["w"] + layer["b"]
+            if taps is not None:
+                h = h + taps[index]
+            if index < len(self.hidden):
+                h = activation(h)
+        return h, inputs
 
 
 def uniform_layer(key: Array, fan_in: int, width: int) -> dict[str, Array]:

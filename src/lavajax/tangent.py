@@ -1,0 +1,138 @@
+r"""The Jacobian of the outputs in all weights, without forming it.
+
+For the weights of a linear layer, the row of the Jacobian that belongs to output o at point i is
+an outer product: the layer's input at i times the signal that o sends back to the layer's output.
+The Gram matrix J J^T (the empirical tangent kernel) and the combinations J^T u follow from inputs
+and signals alone, so memory grows as the number of points times the width, not times the number
+of weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from lavajax import network
+from lavajax.models.base import Model, TappedModel
+from lavajax.types import Array, PyTree
+
+
+class Jacobian(Protocol):
+    """J = df/dblock at N points with k outputs each; rows of padding are 0."""
+
+    def gram(self) -> Array:
+        """J J^T as ``[N, k, N, k]``."""
+
+    def combine(self, u: Array) -> PyTree:
+        """J^T u for u ``[N, k]``, a block."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A Jacobian held row by row.
+
+    Attributes:
+        rows: the block's pytree with leaves ``[N, k, ...]``.
+    """
+
+    rows: PyTree
+
+    def gram(self) -> Array:
+        """See ``Jacobian``."""
+        return self._products("nkw,mlw->nkml")
+
+    def combine(self, u: Array) -> PyTree:
+        """See ``Jacobian``."""
+        return self._combinations("nk,nk...->...", u)
+
+    def blocks(self) -> Array:
+        """J_i J_i^T of each point, ``[N, k, k]``."""
+        return self._products("nkw,nlw->nkl")
+
+    def spread(self, u: Array) -> PyTree:
+        """J_i^T u_i of each point, leaves ``[N, ...]``."""
+        return self._combinations("nk,nk...->n...", u)
+
+    def _products(self, spec: str) -> Array:
+        flat = [leaf.reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(self.rows)]
+        return functools.reduce(
+            jnp.add, (jnp.einsum(spec, leaf, leaf, precision="highest") for leaf in flat)
+        )
+
+    def _combinations(self, spec: str, u: Array) -> PyTree:
+        return jax.tree.map(
+            lambda leaf: jnp.einsum(spec, u, leaf, precision="highest"), self.rows
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerRows:
+    """The Jacobian in all weights of a tapped backbone and its head, by inputs and signals.
+
+    Attributes:
+        z: augmented features, ``[N, P]``: the head's inputs.
+        inputs: of each tapped layer, ``[N, in]``.
+        signals: df/d(output of the layer), of each tapped layer, ``[k, N, out]``.
+    """
+
+    z: Array
+    inputs: list[Array]
+    signals: list[Array]
+
+    def gram(self) -> Array:
+        """See ``Jacobian``."""
+        k = self.signals[0].shape[0]
+        head = jnp.matmul(self.z, self.z.T, precision="highest")
+        total = head[:, None, :, None] * jnp.eye(k, dtype=head.dtype)[None, :, None, :]
+        for h, signal in zip(self.inputs, self.signals, strict=True):
+            inner = 1 + jnp.matmul(h, h.T, precision="highest")  # 1 for the bias
+            outer = jnp.einsum("onw,pmw->nomp", signal, signal, precision="highest")
+            total = total + inner[:, None, :, None] * outer
+        return total
+
+    def combine(self, u: Array) -> PyTree:
+        """See ``Jacobian``."""
+        layers = []
+        for h, signal in zip(self.inputs, self.signals, strict=True):
+            sent = jnp.einsum("no,onw->nw", u, signal, precision="highest")
+            w = jnp.matmul(h.T, sent, precision="highest")
+            layers.append({"w": w, "b": jnp.sum(sent, axis=0)})
+        return {"weights": layers, "head": jnp.matmul(self.z.T, u, precision="highest")}
+
+
+def layer_rows(
+    model: TappedModel, net: dict[str, PyTree], fixed: PyTree, x: Array, weight: Array
+) -> tuple[Array, LayerRows]:
+    """The outputs ``[N, k]`` and their Jacobian in the whole net, at inputs ``[N, ...]``.
+
+    k passes back, each for all points at once, since a point's output sends no signal to another.
+
+    Args:
+        model: a backbone that does not couple points.
+        net: its net, all of which is differentiated.
+        fixed: its fixed leaves.
+        x: inputs.
+        weight: ``[N]``, 0 for padding.
+    """
+
+    def through(taps: list[Array]) -> tuple[Array, tuple[Array, list[Array]]]:
+        phi, inputs = model.tapped(net["weights"], fixed, x, taps)
+        z = network.augment(phi)
+        return z @ net["head"], (z, inputs)
+
+    k = net["head"].shape[1]
+    f, pull, (z, inputs) = jax.vjp(
+        through, model.taps(net["weights"], x.shape[0]), has_aux=True
+    )
+    starts = weight[None, :, None] * jnp.eye(k, dtype=f.dtype)[:, None, :]  # [k, N, k]
+    (signals,) = jax.vmap(pull)(starts)
+    return f, LayerRows(z * weight[:, None], inputs, signals)
+
+
+def is_tapped(model: Model) -> bool:
+    """Whether a backbone shows the inputs of its layers."""
+    return callable(getattr(model, "tapped", None)) and callable(getattr(model, "taps", None))

@@ -11,9 +11,9 @@ from lavajax.types import Array, Points
 
 def weights(points: Points, dtype: jnp.dtype | type = float) -> Array:
     """``[N]`` ones, zeros at padding."""
-    if points.mask is None:
-        return jnp.ones(points.x.shape[0], jnp.result_type(dtype))
-    return points.mask.astype(jnp.result_type(dtype))
+    dtype = jnp.result_type(dtype)
+    mask = jnp.ones(points.x.shape[0], dtype) if points.mask is None else points.mask
+    return mask.astype(dtype) + varying_zero(points).astype(dtype)
 
 
 def count(points: Points, dtype: jnp.dtype | type = float) -> Array:
@@ -34,6 +34,15 @@ def sanitise(points: Points) -> Points:
         return jnp.where(mask, values, jnp.zeros((), values.dtype))
 
     return Points(clean(points.x), clean(points.y), points.mask)
+
+
+def varying_zero(points: Points) -> Array:
+    """0, but varying over devices wherever the points are.
+
+    In a user's ``shard_map`` the gradient in a replicated value is summed over all devices. Added
+    to whatever an inner loop differentiates, this makes it each device's own.
+    """
+    return jnp.sum(jnp.where(points.y == points.y, 0.0, 0.0))
 
 
 def mean_loss(loss: Loss, outputs: Array, points: Points) -> Array:

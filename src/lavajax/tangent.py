@@ -125,9 +125,9 @@ def layer_rows(
         return z @ net["head"], (z, inputs)
 
     k = net["head"].shape[1]
-    f, pull, (z, inputs) = jax.vjp(
-        through, model.taps(net["weights"], x.shape[0]), has_aux=True
-    )
+    # A zero that varies over devices where the points do: see ``points.varying_zero``.
+    taps = [tap + 0 * weight[:, None] for tap in model.taps(net["weights"], x.shape[0])]
+    f, pull, (z, inputs) = jax.vjp(through, taps, has_aux=True)
     starts = weight[None, :, None] * jnp.eye(k, dtype=f.dtype)[:, None, :]  # [k, N, k]
     (signals,) = jax.vmap(pull)(starts)
     return f, LayerRows(z * weight[:, None], inputs, signals)

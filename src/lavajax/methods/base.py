@@ -122,6 +122,20 @@ def init_network(
     return MetaParams({**net, **learned}, fixed, method, spec)
 
 
+def require_key(method: Method, key: Array | None) -> Array:
+    """The key, for a stochastic method that has no deterministic answer.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if key is None:
+        raise ValueError(
+            f"key must be given: {type(method).__name__} is stochastic, and draws from it; "
+            "for example jax.random.key(0)"
+        )
+    return key
+
+
 def scalar(value: float) -> Array:
     """A learned scalar leaf, float32 or, where the user has enabled it, float64."""
     return jnp.asarray(value, jnp.result_type(float))
@@ -133,7 +147,9 @@ def bind_support(
     """The support with its padding made harmless, and the outputs there given the block."""
     support = points.sanitise(support)
     bound = bind(method.subspace, method.model, params, support.x, support.mask)
-    return support, bound
+    zero = points.varying_zero(support)
+    prior = jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), bound.prior)
+    return support, bound._replace(prior=prior)
 
 
 def outputs(

@@ -38,7 +38,14 @@ class Cavia:
     learn_inner_rate: bool = True
     first_order: bool = False
 
-    __post_init__ = check_gradient
+    def __post_init__(self) -> None:
+        if not isinstance(self.subspace, Context):
+            raise ValueError(
+                f"Cavia.subspace must be a Context, got {self.subspace!r}; gradient steps on a "
+                "head are Anil, on all weights Maml"
+            )
+        check_gradient(self)
+
     init = init_gradient
     adapt = adapt_gradient
     predict = predict_mean

@@ -56,9 +56,7 @@ def measure(shots: int, meta_batch: int, repeats: int, steps: int) -> dict[str, 
     """Median seconds of one training step of each method."""
     tasks = lavajax.Sine(shots=shots)
     tx = lavajax.outer_optimizer(10_000)
-    chunk = jax.jit(
-        lambda state: run_steps(state, tasks, tx, meta_batch=meta_batch, length=steps)
-    )
+    chunk = jax.jit(lambda state: run_steps(state, tasks, tx, meta_batch=meta_batch, length=steps))
     states = {
         name: init_state(method, tasks, tx, jax.random.key(0)) for name, method in METHODS.items()
     }

@@ -26,6 +26,7 @@ from lavajax.subspace import Context as Context
 from lavajax.subspace import Full as Full
 from lavajax.subspace import Head as Head
 from lavajax.subspace import Subspace as Subspace
+from lavajax.tasks.air_quality import AirQuality as AirQuality
 from lavajax.tasks.base import TaskSource as TaskSource
 from lavajax.tasks.sine import Sine as Sine
 from lavajax.train import Evaluation as Evaluation
@@ -33,6 +34,7 @@ from lavajax.train import Progress as Progress
 from lavajax.train import Trained as Trained
 from lavajax.train import evaluate as evaluate
 from lavajax.train import outer_optimizer as outer_optimizer
+from lavajax.train import score as score
 from lavajax.train import train as train
 from lavajax.types import Adapted as Adapted
 from lavajax.types import MetaParams as MetaParams

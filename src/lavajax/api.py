@@ -11,8 +11,9 @@ import numpy as np
 from lavajax.types import Adapted, Array, MetaParams, Points, Prediction
 
 
-def adapt(params: MetaParams, support: Points | tuple[Any, Any], *, key: Array | None = None
-          ) -> Adapted:
+def adapt(
+    params: MetaParams, support: Points | tuple[Any, Any], *, key: Array | None = None
+) -> Adapted:
     """Adapts a meta-learned model to one task.
 
     Works as it stands under ``jit``, ``vmap`` and ``grad``. Called outside them it is compiled,

@@ -17,6 +17,7 @@ from lavajax.methods.lava import Lava
 from lavajax.methods.maml import Maml
 from lavajax.models.mlp import MLP
 from lavajax.subspace import Context, Full, Head
+from lavajax.tasks.air_quality import AirQuality
 from lavajax.tasks.sine import Sine
 
 CLASSES: dict[str, type] = {
@@ -25,7 +26,7 @@ CLASSES: dict[str, type] = {
         *(Lava, Maml, Anil, Cavia),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
-        *(Sine,),
+        *(Sine, AirQuality),
     )
 }
 
@@ -63,7 +64,9 @@ def from_json(data: Any) -> Any:
         raise ValueError(f"a record must name its class, got the keys {', '.join(data) or 'none'}")
     name = data["class"]
     if not isinstance(name, str) or name not in CLASSES:
-        raise ValueError(f"class must be one of {', '.join(CLASSES)}, got {name!r}{nearest(name, CLASSES)}")
+        raise ValueError(
+            f"class must be one of {', '.join(CLASSES)}, got {name!r}{nearest(name, CLASSES)}"
+        )
     known = {f.name for f in dataclasses.fields(CLASSES[name])}
     fields = {key: from_json(value) for key, value in data.items() if key != "class"}
     for key in fields:
@@ -76,4 +79,3 @@ def nearest(word: object, options: Any) -> str:
     """``; did you mean ...?``, or nothing where no option is near."""
     found = difflib.get_close_matches(str(word), list(options), n=1)
     return f"; did you mean {found[0]!r}?" if found else ""
-

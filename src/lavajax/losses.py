@@ -181,14 +181,13 @@ class CrossEntropy:
         """
         bad = (y < 0) | (y >= self.classes)
         if bad.any():
-            raise ValueError(
-                f"y must hold labels from 0 to {self.classes - 1}, got {y[bad][0]}"
-            )
+            raise ValueError(f"y must hold labels from 0 to {self.classes - 1}, got {y[bad][0]}")
 
     def value(self, outputs: Array, y: Array) -> Array:
         """-log softmax(f)[y], a scalar; NaN for a label out of range."""
-        chosen = jnp.take(outputs, jnp.where(y < 0, self.classes, y), mode="fill",
-                          fill_value=jnp.nan)
+        chosen = jnp.take(
+            outputs, jnp.where(y < 0, self.classes, y), mode="fill", fill_value=jnp.nan
+        )
         return jax.nn.logsumexp(outputs) - chosen
 
     def mean(self, outputs: Array) -> Array:

@@ -41,9 +41,7 @@ def features(
     model: Model, net: dict[str, PyTree], fixed: PyTree, x: Array, mask: Array | None = None
 ) -> Array:
     """Augmented features z = [phi(x), 1], ``[N, P]``."""
-    return augment(
-        model.features(net["weights"], fixed, x, context=net.get("context"), mask=mask)
-    )
+    return augment(model.features(net["weights"], fixed, x, context=net.get("context"), mask=mask))
 
 
 def augment(phi: Array) -> Array:

@@ -114,8 +114,7 @@ def correct_low_rank(
     flat = [a.reshape(points, rank, -1) for a in leaves]
     moves = [e.reshape(points, -1) for e in jax.tree.leaves(deviations)]
     projected = sum(
-        jnp.einsum("irn,in->ir", a, e, precision=_EXACT)
-        for a, e in zip(flat, moves, strict=True)
+        jnp.einsum("irn,in->ir", a, e, precision=_EXACT) for a, e in zip(flat, moves, strict=True)
     )
     rows = [a.reshape(points * rank, -1) for a in flat]
     rhs = jnp.reshape(projected, (points * rank,))

@@ -64,9 +64,7 @@ class Rows:
         )
 
     def _combinations(self, spec: str, u: Array) -> PyTree:
-        return jax.tree.map(
-            lambda leaf: jnp.einsum(spec, u, leaf, precision="highest"), self.rows
-        )
+        return jax.tree.map(lambda leaf: jnp.einsum(spec, u, leaf, precision="highest"), self.rows)
 
 
 @dataclasses.dataclass(frozen=True)

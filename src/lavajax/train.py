@@ -18,7 +18,7 @@ from lavajax import points
 from lavajax.methods.base import Method
 from lavajax.outer import BatchExpectation
 from lavajax.tasks.base import Split, TaskSource
-from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
+from lavajax.types import Array, MetaParams, Task, TrainState
 
 
 def outer_optimizer(
@@ -108,9 +108,7 @@ def init_state(
     )
 
 
-def draw(
-    tasks: TaskSource, key: Array, step: Array, meta_batch: int
-) -> tuple[Task, Array]:
+def draw(tasks: TaskSource, key: Array, step: Array, meta_batch: int) -> tuple[Task, Array]:
     """The meta-batch of one outer step: tasks ``[B]`` and a key for each.
 
     All randomness is folded from the run's key and the absolute step, so a run split anywhere into
@@ -294,27 +292,59 @@ def evaluate(
     Raises:
         ValueError: ``num_tasks`` is below 2 or ``batch`` below 1.
     """
+    scorer = jax.tree_util.Partial(task_metric, params)
+    values = score(scorer, tasks, num_tasks=num_tasks, seed=seed, split=split, batch=batch)
+    return Evaluation(params.method.point_loss.metric_name, values)
+
+
+def score(
+    fn: Callable[[Task, Array], Array],
+    tasks: TaskSource,
+    *,
+    num_tasks: int = 10_000,
+    seed: int = 0,
+    split: Split = "test",
+    batch: int = 250,
+) -> np.ndarray:
+    """The scalar ``fn(task, key)`` on the same held-out tasks that ``evaluate`` uses.
+
+    Args:
+        fn: any function of a task, such as a reference that learns nothing. As a
+            ``jax.tree_util.Partial`` its arrays are arguments, and new ones compile nothing.
+        tasks: source of tasks.
+        num_tasks: how many tasks, at least 2.
+        seed: of the tasks and the keys.
+        split: which tasks.
+        batch: tasks computed at once; bounds memory, not the result.
+
+    Returns:
+        ``[num_tasks]``.
+
+    Raises:
+        ValueError: ``num_tasks`` is below 2 or ``batch`` below 1.
+    """
     if num_tasks < 2:
         raise ValueError(f"num_tasks must be at least 2, for an interval, got {num_tasks}")
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
+    if not isinstance(fn, jax.tree_util.Partial):
+        fn = jax.tree_util.Partial(fn)
     keys = jax.random.split(jax.random.key(seed), num_tasks)
-    values = _task_metrics(params, tasks, keys, split=split, batch=min(batch, num_tasks))
-    return Evaluation(params.method.point_loss.metric_name, np.asarray(values))
+    return np.asarray(_score(fn, tasks, keys, split=split, batch=min(batch, num_tasks)))
 
 
 @partial(jax.jit, static_argnames=("split", "batch"))
-def _task_metrics(
-    params: MetaParams, tasks: TaskSource, keys: Array, *, split: Split, batch: int
+def _score(
+    fn: Callable[[Task, Array], Array], tasks: TaskSource, keys: Array, *, split: Split, batch: int
 ) -> Array:
     def one(key: Array) -> Array:
-        task_key, method_key = jax.random.split(key)
-        return task_metric(params, tasks.sample(task_key, split), method_key)
+        task_key, fn_key = jax.random.split(key)
+        return fn(tasks.sample(task_key, split), fn_key)
 
     return jax.lax.map(one, keys, batch_size=batch)
 
 
-def task_metric(params: MetaParams, task: Task, key: PyTree = None) -> Array:
+def task_metric(params: MetaParams, task: Task, key: Array | None = None) -> Array:
     """The metric of the query of one task after adapting to its support; a scalar."""
     method = params.method
     query = points.sanitise(task.query)

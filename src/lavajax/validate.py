@@ -21,9 +21,7 @@ def _set(owner: object, field: str, value: object) -> None:
     object.__setattr__(owner, field, value)  # the dataclasses are frozen
 
 
-def number(
-    owner: Any, field: str, *, minimum: float | None = None, strict: bool = False
-) -> None:
+def number(owner: Any, field: str, *, minimum: float | None = None, strict: bool = False) -> None:
     """Coerces a field to a finite float, at least (or, with ``strict``, above) ``minimum``."""
     value = getattr(owner, field)
     try:

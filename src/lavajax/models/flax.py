@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax

@@ -134,7 +134,7 @@ def parse(args: Sequence[str]) -> Settings:
     options = _options(choice, parts)
     _check_names(rest, parts)
     parsed = tyro.cli(
-        OmitArgPrefixes[options],  # type: ignore[valid-type]
+        OmitArgPrefixes[options],  # type: ignore[valid-type, misc]
         args=[*rest, "--help"] if asks_help else rest,
         prog="run.py",
     )
@@ -203,7 +203,8 @@ def _mirror(part: Any) -> type | None:
     hints = get_type_hints(cls)
     fields: list[Any] = []
     for field, name in _own_fields(part):
-        kind = Annotated[hints[field.name], arg(help=about.get(field.name, ""))]
+        help_text = arg(help=about.get(field.name, ""))
+        kind = Annotated[hints[field.name], help_text]  # type: ignore[valid-type, name-defined]
         default = field.default if part is cls else getattr(part, field.name)
         if default is dataclasses.MISSING:
             fields.insert(0, (name, kind))

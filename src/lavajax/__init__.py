@@ -6,6 +6,9 @@ closed-form step: ``adapted = lavajax.adapt(params, (x, y))``.
 
 from lavajax.api import adapt as adapt
 from lavajax.api import predict as predict
+from lavajax.evaluate import Evaluation as Evaluation
+from lavajax.evaluate import evaluate as evaluate
+from lavajax.evaluate import score as score
 from lavajax.losses import CrossEntropy as CrossEntropy
 from lavajax.losses import Loss as Loss
 from lavajax.losses import SquaredError as SquaredError
@@ -29,12 +32,9 @@ from lavajax.subspace import Subspace as Subspace
 from lavajax.tasks.air_quality import AirQuality as AirQuality
 from lavajax.tasks.base import TaskSource as TaskSource
 from lavajax.tasks.sine import Sine as Sine
-from lavajax.train import Evaluation as Evaluation
 from lavajax.train import Progress as Progress
 from lavajax.train import Trained as Trained
-from lavajax.train import evaluate as evaluate
 from lavajax.train import outer_optimizer as outer_optimizer
-from lavajax.train import score as score
 from lavajax.train import train as train
 from lavajax.types import Adapted as Adapted
 from lavajax.types import MetaParams as MetaParams

@@ -20,7 +20,7 @@ from lavajax.subspace import Context, Full, Head
 from lavajax.tasks.air_quality import AirQuality
 from lavajax.tasks.sine import Sine
 
-CLASSES: dict[str, type] = {
+CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Lava, Maml, Anil, Cavia),
@@ -37,7 +37,7 @@ def to_json(value: Any) -> Any:
     Raises:
         ValueError: it contains something that is not in the table, such as a user's own module.
     """
-    if type(value).__name__ in CLASSES and type(value) is CLASSES[type(value).__name__]:
+    if CLASSES.get(type(value).__name__) is type(value):
         fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"class": type(value).__name__, **fields}
     if isinstance(value, tuple):

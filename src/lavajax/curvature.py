@@ -136,26 +136,6 @@ class PointLosses:
             theta, self.inputs, self.targets, self.weight
         )
 
-    def mask(self, fan: PyTree) -> PyTree:
-        """A fan with the entries of padding set to 0."""
-        return jax.tree.map(
-            lambda leaf: leaf * self.weight.reshape((-1,) + (1,) * (leaf.ndim - 1)), fan
-        )
-
     def mean_scale(self, traces: Array) -> Array:
-        """mean_i tr(H_i) / k over real points, given ``[N]`` traces."""
-        return jnp.sum(traces) / (self.count * self.out_dim)
-
-
-def squared_norms(factors: PyTree) -> Array:
-    """tr H_i ``[N]`` of H_i = A_i^T A_i, given A with leaves ``[N, r, ...]``."""
-    leaves = jax.tree.leaves(factors)
-    return jnp.sum(
-        jnp.stack([jnp.sum(a.reshape(a.shape[0], -1) ** 2, axis=1) for a in leaves]), axis=0
-    )
-
-
-def dense(factors: PyTree) -> Array:
-    """H_i = A_i^T A_i, ``[N, n, n]``, given A with leaves ``[N, r, ...]``."""
-    rows = jax.vmap(jax.vmap(lambda row: ravel_pytree(row)[0]))(factors)
-    return jnp.einsum("irn,irm->inm", rows, rows, precision="highest")
+        """mean_i tr(H_i) / k over real points, given ``[N]`` traces; at least 0."""
+        return jnp.maximum(jnp.sum(traces), 0.0) / (self.count * self.out_dim)

@@ -26,11 +26,12 @@ def sanitise(points: Points) -> Points:
 
     Multiplying by a mask is not enough: 0 * NaN is NaN, in the backward pass too.
     """
-    if points.mask is None:
+    real = points.mask
+    if real is None:
         return points
 
     def clean(values: Array) -> Array:
-        mask = jnp.reshape(points.mask, (-1,) + (1,) * (values.ndim - 1))
+        mask = real.astype(bool).reshape((-1,) + (1,) * (values.ndim - 1))
         return jnp.where(mask, values, jnp.zeros((), values.dtype))
 
     return Points(clean(points.x), clean(points.y), points.mask)

@@ -9,16 +9,19 @@ H_i + eps I, whose factor 1/(1 + eps) drops out):
 
 The second line is what is computed: the plain average of the steps plus a correction. It has no
 cancellation, is exact at N = 1 and for identical points, and is the average where the curvature
-vanishes. The functions below give the correction for each representation of the H_i; the
-ridge they take is N eps. Weights (0 for padding) have already been multiplied into H_i and d_i.
+vanishes. The classes below give the correction for each representation of the H_i. Weights (0 for
+padding) have already been multiplied into H_i and d_i.
 
 All of it computes in float32 or better, whatever the dtype of the network.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -75,62 +78,153 @@ def solve_kronecker_head(z: Array, targets: Array, ridge: Array, route: Route = 
     return solve_positive(gram, jnp.matmul(z.T, targets, precision=_EXACT))
 
 
-def correct_dense(hessians: Array, deviations: PyTree, ridge: Array) -> PyTree:
-    """The correction for H_i given as matrices.
+class Curvature(Protocol):
+    """The curvatures H_i of N points in a block of n parameters, in some representation."""
 
-    Exact Hessians may be indefinite, so this is a general (LU) solve.
+    def traces(self) -> Array:
+        """tr H_i, ``[N]``."""
 
-    Args:
+    def matrices(self) -> Array:
+        """H_i, ``[N, n, n]``."""
+
+    def correct(self, deviations: PyTree, ridge: Array) -> PyTree:
+        """(sum_i H_i + ridge I)^-1 sum_i H_i e_i.
+
+        Args:
+            deviations: the block's pytree with leaves ``[N, ...]``, e_i = d_i - dbar.
+            ridge: scalar above 0, N eps.
+
+        Returns:
+            The block's pytree.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """Matrices. Exact Hessians may be indefinite, so the solve is a general one (LU).
+
+    Attributes:
         hessians: ``[N, n, n]``.
-        deviations: the block's pytree with leaves ``[N, ...]``, e_i = d_i - dbar.
-        ridge: scalar, N eps.
-
-    Returns:
-        The block's pytree.
     """
-    flat, unravel = _ravel_fan(deviations)
-    rhs = jnp.einsum("iab,ib->a", hessians, flat, precision=_EXACT)
-    return unravel(jnp.linalg.solve(add_diagonal(jnp.sum(hessians, axis=0), ridge), rhs))
+
+    hessians: Array
+
+    def traces(self) -> Array:
+        """See ``Curvature``."""
+        return jnp.trace(self.hessians, axis1=1, axis2=2)
+
+    def matrices(self) -> Array:
+        """See ``Curvature``."""
+        return self.hessians
+
+    def correct(self, deviations: PyTree, ridge: Array) -> PyTree:
+        """See ``Curvature``."""
+        flat, unravel = _ravel_fan(deviations)
+        rhs = jnp.einsum("iab,ib->a", self.hessians, flat, precision=_EXACT)
+        total = add_diagonal(jnp.sum(self.hessians, axis=0), ridge)
+        return unravel(jnp.linalg.solve(total, rhs))
 
 
-def correct_low_rank(
-    factors: PyTree, deviations: PyTree, ridge: Array, route: Route = "auto"
+@dataclasses.dataclass(frozen=True)
+class LowRank:
+    """H_i = A_i^T A_i, with as many rows as the loss has curved directions in the outputs.
+
+    Attributes:
+        factors: A, the block's pytree with leaves ``[N, r, ...]``.
+        route: ``"dual"`` solves in the space of the N r rows, A^T (A A^T + ridge I)^-1 [A_i e_i]_i;
+            ``"primal"`` in that of the n parameters, (A^T A + ridge I)^-1 A^T [A_i e_i]_i;
+            ``"auto"`` in the smaller.
+    """
+
+    factors: PyTree
+    route: Route = "auto"
+
+    def traces(self) -> Array:
+        """See ``Curvature``."""
+        squares = [jnp.sum(a**2, axis=(1, 2)) for a in self._flat()]
+        return functools.reduce(jnp.add, squares)
+
+    def matrices(self) -> Array:
+        """See ``Curvature``."""
+        rows = jnp.concatenate(self._flat(), axis=2)
+        return jnp.einsum("irn,irm->inm", rows, rows, precision=_EXACT)
+
+    def correct(self, deviations: PyTree, ridge: Array) -> PyTree:
+        """See ``Curvature``."""
+        flat = self._flat()
+        n, r, _ = flat[0].shape
+        moves = [e.reshape(n, -1) for e in jax.tree.leaves(deviations)]
+        projected = [
+            jnp.einsum("irn,in->ir", a, e, precision=_EXACT)
+            for a, e in zip(flat, moves, strict=True)
+        ]
+        rhs = functools.reduce(jnp.add, projected).reshape(n * r)
+        rows = [a.reshape(n * r, -1) for a in flat]
+        small = n * r < sum(a.shape[1] for a in rows)
+        if self.route == "dual" or (self.route == "auto" and small):
+            grams = [jnp.matmul(a, a.T, precision=_EXACT) for a in rows]
+            system = add_diagonal(functools.reduce(jnp.add, grams), ridge)
+            solution = solve_positive(system, rhs)
+            out = [jnp.matmul(solution, a, precision=_EXACT) for a in rows]
+        else:
+            whole = jnp.concatenate(rows, axis=1)
+            system = add_diagonal(jnp.matmul(whole.T, whole, precision=_EXACT), ridge)
+            solution = solve_positive(system, jnp.matmul(rhs, whole, precision=_EXACT))
+            ends = list(itertools.accumulate(a.shape[1] for a in rows))
+            out = jnp.split(solution, ends[:-1])
+        leaves, treedef = jax.tree.flatten(self.factors)
+        shaped = [o.reshape(a.shape[2:]) for o, a in zip(out, leaves, strict=True)]
+        return jax.tree.unflatten(treedef, shaped)
+
+    def _flat(self) -> list[Array]:
+        return [a.reshape(*a.shape[:2], -1) for a in jax.tree.leaves(self.factors)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Flat:
+    """H_i = 0: the estimate is the plain average of the steps.
+
+    Attributes:
+        points: N.
+        size: n.
+    """
+
+    points: int
+    size: int
+
+    def traces(self) -> Array:
+        """See ``Curvature``."""
+        return jnp.zeros(self.points)
+
+    def matrices(self) -> Array:
+        """See ``Curvature``."""
+        return jnp.zeros((self.points, self.size, self.size))
+
+    def correct(self, deviations: PyTree, ridge: Array) -> PyTree:
+        """See ``Curvature``."""
+        del ridge
+        return jax.tree.map(lambda e: jnp.zeros_like(e[0]), deviations)
+
+
+def aggregate(
+    prior: PyTree, steps: PyTree, curvature: Curvature, weight: Array, epsilon: Array | float
 ) -> PyTree:
-    """The correction for H_i = A_i^T A_i.
+    """theta', from the steps and curvatures of the points.
 
     Args:
-        factors: the block's pytree with leaves ``[N, r, ...]``, A.
-        deviations: the block's pytree with leaves ``[N, ...]``, e_i = d_i - dbar.
-        ridge: scalar above 0, N eps.
-        route: ``"dual"`` solves in the space of the N r outputs,
-            A^T (A A^T + ridge I)^-1 [A_i e_i]_i; ``"primal"`` in that of the n parameters,
-            (A^T A + ridge I)^-1 A^T [A_i e_i]_i; ``"auto"`` in the smaller.
-
-    Returns:
-        The block's pytree.
+        prior: theta_0.
+        steps: d_i, the block's pytree with leaves ``[N, ...]``; 0 for padding.
+        curvature: H_i; 0 for padding.
+        weight: ``[N]``, 0 for padding.
+        epsilon: eps.
     """
-    leaves, treedef = jax.tree.flatten(factors)
-    points, rank = leaves[0].shape[:2]
-    flat = [a.reshape(points, rank, -1) for a in leaves]
-    moves = [e.reshape(points, -1) for e in jax.tree.leaves(deviations)]
-    projected = sum(
-        jnp.einsum("irn,in->ir", a, e, precision=_EXACT) for a, e in zip(flat, moves, strict=True)
+    count = jnp.maximum(jnp.sum(weight), 1.0)
+    mean = jax.tree.map(lambda d: jnp.sum(d, axis=0) / count, steps)
+    deviations = jax.tree.map(
+        lambda d, m: (d - m) * weight.reshape((-1,) + (1,) * m.ndim), steps, mean
     )
-    rows = [a.reshape(points * rank, -1) for a in flat]
-    rhs = jnp.reshape(projected, (points * rank,))
-
-    if route == "dual" or (route == "auto" and points * rank < sum(a.shape[1] for a in rows)):
-        gram = sum(jnp.matmul(a, a.T, precision=_EXACT) for a in rows)
-        solution = solve_positive(add_diagonal(gram, ridge), rhs)
-        out = [jnp.matmul(solution, a, precision=_EXACT) for a in rows]
-    else:
-        stacked = jnp.concatenate(rows, axis=1)
-        gram = add_diagonal(jnp.matmul(stacked.T, stacked, precision=_EXACT), ridge)
-        whole = solve_positive(gram, jnp.matmul(rhs, stacked, precision=_EXACT))
-        splits = [sum(a.shape[1] for a in rows[: i + 1]) for i in range(len(rows) - 1)]
-        out = jnp.split(whole, splits)
-    shaped = [o.reshape(a.shape[2:]) for o, a in zip(out, leaves, strict=True)]
-    return jax.tree.unflatten(treedef, shaped)
+    correction = curvature.correct(deviations, count * epsilon)
+    return jax.tree.map(lambda t, m, c: t + m + c, prior, mean, correction)
 
 
 def combine_in_span(
@@ -166,21 +260,21 @@ def combine_in_span(
     )
 
 
-def literal(theta: PyTree, hessians: Array, weights: Array, epsilon: Array) -> PyTree:
+def literal(theta: PyTree, curvature: Curvature, weight: Array, epsilon: Array | float) -> PyTree:
     """The estimate exactly as the paper writes it: the oracle that the fast routes agree with.
 
     Args:
         theta: theta_i, the block's pytree with leaves ``[N, ...]``.
-        hessians: H_i, ``[N, n, n]``.
-        weights: ``[N]``, 0 for padding.
+        curvature: H_i.
+        weight: ``[N]``, 0 for padding.
         epsilon: eps.
 
     Returns:
         (sum_i Ht_i)^-1 sum_i Ht_i theta_i with Ht_i = (H_i + eps I)/(1 + eps).
     """
     flat, unravel = _ravel_fan(theta)
-    regularised = jax.vmap(lambda h: add_diagonal(h, epsilon))(hessians) / (1 + epsilon)
-    regularised = regularised * weights[:, None, None]
+    regularised = jax.vmap(lambda h: add_diagonal(h, epsilon))(curvature.matrices())
+    regularised = regularised / (1 + epsilon) * weight[:, None, None]
     rhs = jnp.einsum("iab,ib->a", regularised, flat, precision=_EXACT)
     return unravel(jnp.linalg.solve(jnp.sum(regularised, axis=0), rhs))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -131,6 +131,6 @@ def layer_rows(
     return f, LayerRows(z * weight[:, None], inputs, signals)
 
 
-def is_tapped(model: Model) -> bool:
+def is_tapped(model: Model) -> TypeGuard[TappedModel]:
     """Whether a backbone shows the inputs of its layers."""
     return callable(getattr(model, "tapped", None)) and callable(getattr(model, "taps", None))

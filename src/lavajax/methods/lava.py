@@ -8,10 +8,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.flatten_util import ravel_pytree
 
 from lavajax import points, precision, tangent, validate
-from lavajax.curvature import PointLosses, dense, squared_norms
+from lavajax.curvature import PointLosses
 from lavajax.losses import Loss, SquaredError
 from lavajax.methods.base import (
     bind_support,
@@ -25,7 +24,6 @@ from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
 from lavajax.subspace import Bound, Full, Head, Subspace
-from lavajax.tangent import Rows
 from lavajax.types import Adapted, Array, MetaParams, Points, PyTree
 
 
@@ -112,6 +110,15 @@ class Lava:
         return isinstance(self.inner_steps, str)
 
     @property
+    def _has_closed_form(self) -> bool:
+        return (
+            isinstance(self.subspace, Head)
+            and self.point_loss.constant_curvature(1) is not None
+            and self.curvature == "ggn"
+            and self.solver != "naive"
+        )
+
+    @property
     def _at_prior(self) -> bool:
         if self.curvature_at == "auto":
             return isinstance(self.subspace, Full)
@@ -148,8 +155,7 @@ class Lava:
         bound = bound._replace(prior=precision.lift(bound.prior))
         if support.x.shape[0] == 0:
             return Adapted(bound.prior)
-        closed = isinstance(self.subspace, Head) and self.curvature == "ggn"
-        if closed and self.solver != "naive" and self._curvature_constant(bound) is not None:
+        if self._has_closed_form:
             return Adapted(self._adapt_closed_form(params, support, bound))
         return Adapted(self._adapt_general(params, support, bound))
 
@@ -158,9 +164,21 @@ class Lava:
     memory = no_memory
     step = gradient_step
 
-    def _curvature_constant(self, bound: Bound) -> float | None:
-        shape = jax.eval_shape(bound.apply, bound.prior, bound.inputs, None).shape
-        return self.point_loss.constant_curvature(shape[-1])
+    @property
+    def _route(self) -> precision.Route:
+        return "auto" if self.solver == "naive" else self.solver
+
+    @property
+    def _count_steps(self) -> int:
+        """S, where steps are counted."""
+        assert isinstance(self.inner_steps, int)
+        return self.inner_steps
+
+    def _c(self, k: int) -> float:
+        """The constant curvature c, where the loss has one."""
+        c = self.point_loss.constant_curvature(k)
+        assert c is not None
+        return c
 
     def _rate(self, params: MetaParams) -> Array | float:
         return params.learned["inner_rate"] if self.learn_inner_rate else self.inner_rate
@@ -181,8 +199,8 @@ class Lava:
 
         converged, beta_i = 1/(c s_i); at the point's own MAP, omega_i = 1.
         """
-        c = self._curvature_constant(bound)
         head, z = bound.prior, precision.lift(bound.inputs)
+        c = self._c(head.shape[1])
         weight = points.weights(support, z.dtype)
         n = points.count(support, z.dtype)
         z = z * weight[:, None]
@@ -196,10 +214,9 @@ class Lava:
             omega = 1 + epsilon / jnp.where(weight > 0, cs, 1.0)
         else:
             rate = self._rate(params)
-            omega = rate * _geometric(1 - rate * cs, self.inner_steps) * (cs + epsilon)
-        return head - precision.solve_kronecker_head(
-            z, omega[:, None] * residual, n * epsilon / c, self.solver
-        )
+            omega = rate * _geometric(1 - rate * cs, self._count_steps) * (cs + epsilon)
+        targets = omega[:, None] * residual
+        return head - precision.solve_kronecker_head(z, targets, n * epsilon / c, self._route)
 
     def _adapt_general(self, params: MetaParams, support: Points, bound: Bound) -> PyTree:
         """Any block and any loss: steps and curvatures by differentiation, point by point."""
@@ -207,51 +224,37 @@ class Lava:
         apart = PointLosses.of(self.point_loss, support, bound)
         if self._in_span(apart, prior):
             return self._adapt_in_span(params, apart, prior)
-        at_prior = None
-        if self._linear_steps or self._at_prior:
-            at_prior = apart.jacobian(prior, fan=False)
-        steps = self._steps(params, apart, prior, at_prior)
-        fan = jax.tree.map(jnp.add, prior, steps)
+        steps, curvature = self._fan(params, apart, prior)
+        epsilon = self._epsilon(params, apart.mean_scale(curvature.traces()))
         if self.solver == "naive":
-            hessians = self._hessians(apart, prior, fan)
-            epsilon = self._epsilon(params, apart.mean_scale(_traces(hessians)))
-            return precision.literal(fan, hessians, apart.weight, epsilon)
+            fan = jax.tree.map(jnp.add, prior, steps)
+            return precision.literal(fan, curvature, apart.weight, epsilon)
+        return precision.aggregate(prior, steps, curvature, apart.weight, epsilon)
 
-        mean = jax.tree.map(lambda d: jnp.sum(d, axis=0) / apart.count, steps)
-        average = jax.tree.map(jnp.add, prior, mean)
-        if self.curvature == "flat":
-            return average
-        deviations = apart.mask(jax.tree.map(jnp.subtract, steps, mean))
-        if self.curvature == "ggn":
-            f, jacobian = at_prior if self._at_prior else apart.jacobian(fan, fan=True)
-            factors = apart.factors(f, jacobian)
-            epsilon = self._epsilon(params, apart.mean_scale(squared_norms(factors)))
-            correction = precision.correct_low_rank(
-                factors, deviations, apart.count * epsilon, self.solver
-            )
+    def _fan(
+        self, params: MetaParams, apart: PointLosses, prior: PyTree
+    ) -> tuple[PyTree, precision.Curvature]:
+        """The steps d_i, with leaves ``[N, ...]``, and the curvatures H_i."""
+        f, jacobian = apart.jacobian(prior, fan=False)  # unused, it is never computed
+        if self._steps_in_span:
+            steps = jacobian.spread(self._coefficients(params, apart, f, jacobian.blocks())[0])
         else:
-            hessians = self._hessians(apart, prior, fan)
-            epsilon = self._epsilon(params, apart.mean_scale(_traces(hessians)))
-            correction = precision.correct_dense(hessians, deviations, apart.count * epsilon)
-        return jax.tree.map(jnp.add, average, correction)
+            steps = apart.descend(prior, self._rate(params), self._count_steps)
+        if self.curvature == "flat":
+            size = sum(leaf.size for leaf in jax.tree.leaves(prior))
+            return steps, precision.Flat(apart.weight.shape[0], size)
+        fan = not self._at_prior
+        theta = jax.tree.map(jnp.add, prior, steps) if fan else prior
+        if self.curvature == "hessian":
+            return steps, precision.Dense(apart.hessians(theta, fan=fan))
+        if fan:
+            f, jacobian = apart.jacobian(theta, fan=True)
+        return steps, precision.LowRank(apart.factors(f, jacobian), self._route)
 
     @property
     def _steps_in_span(self) -> bool:
         """Whether the Jacobian at the prior gives the steps; one gradient step if it is there."""
         return self._linear_steps or (self.inner_steps == 1 and self._at_prior)
-
-    def _steps(
-        self,
-        params: MetaParams,
-        apart: PointLosses,
-        prior: PyTree,
-        at_prior: tuple[Array, Rows] | None,
-    ) -> PyTree:
-        """The fan of steps d_i."""
-        if at_prior is not None and self._steps_in_span:
-            f, jacobian = at_prior
-            return jacobian.spread(self._coefficients(params, apart, f, jacobian.blocks())[0])
-        return apart.descend(prior, self._rate(params), self.inner_steps)
 
     def _coefficients(
         self, params: MetaParams, apart: PointLosses, f: Array, blocks: Array
@@ -263,8 +266,8 @@ class Lava:
         if self.inner_steps == "converged":
             return apart.newton_coefficients(f, blocks, 0.0), epsilon
         if self.inner_steps == "map":
-            c = self.point_loss.constant_curvature(apart.out_dim)
-            return apart.newton_coefficients(f, blocks, epsilon / c), epsilon
+            damping = epsilon / self._c(apart.out_dim)
+            return apart.newton_coefficients(f, blocks, damping), epsilon
         return apart.gradient_coefficients(f, self._rate(params)), epsilon
 
     def _in_span(self, apart: PointLosses, prior: PyTree) -> bool:
@@ -283,9 +286,11 @@ class Lava:
 
     def _adapt_in_span(self, params: MetaParams, apart: PointLosses, prior: PyTree) -> PyTree:
         """theta_0 + J^T u, without a step or a curvature ever written out."""
+        jacobian: tangent.Jacobian
         if tangent.is_tapped(self.model):
+            backbone = params.fixed["backbone"]
             f, jacobian = tangent.layer_rows(
-                self.model, prior, params.fixed["backbone"], apart.inputs, apart.weight
+                self.model, prior, backbone, apart.inputs, apart.weight
             )
         else:
             f, jacobian = apart.jacobian(prior, fan=False)
@@ -293,16 +298,6 @@ class Lava:
         steps, epsilon = self._coefficients(params, apart, f, jnp.einsum("nknl->nkl", gram))
         u = precision.combine_in_span(gram, steps, apart.loss_factors(f), apart.count, epsilon)
         return jax.tree.map(jnp.add, prior, jacobian.combine(u))
-
-    def _hessians(self, apart: PointLosses, prior: PyTree, fan: PyTree) -> Array:
-        """H_i as matrices, ``[N, n, n]``."""
-        at, fanned = (prior, False) if self._at_prior else (fan, True)
-        if self.curvature == "hessian":
-            return apart.hessians(at, fan=fanned)
-        if self.curvature == "ggn":
-            return dense(apart.factors(*apart.jacobian(at, fan=fanned)))
-        n = ravel_pytree(prior)[0].shape[0]
-        return jnp.zeros((apart.weight.shape[0], n, n), apart.weight.dtype)
 
     def diagnose(self, params: MetaParams, support: Points) -> LavaDiagnostics:
         """What the estimate for one task is made of, by the literal route: for small blocks.
@@ -314,13 +309,16 @@ class Lava:
         support, bound = bind_support(self, params, support)
         prior = precision.lift(bound.prior)
         apart = PointLosses.of(self.point_loss, support, bound._replace(prior=prior))
-        at_prior = apart.jacobian(prior, fan=False) if self._linear_steps else None
-        steps = self._steps(params, apart, prior, at_prior)
-        fan = jax.tree.map(jnp.add, prior, steps)
-        hessians = self._hessians(apart, prior, fan)
-        epsilon = self._epsilon(params, apart.mean_scale(_traces(hessians)))
+        steps, curvature = self._fan(params, apart, prior)
+        epsilon = self._epsilon(params, apart.mean_scale(curvature.traces()))
+        hessians = curvature.matrices()
         total = precision.add_diagonal(jnp.sum(hessians, axis=0), apart.count * epsilon)
-        return LavaDiagnostics(fan, hessians, jnp.asarray(epsilon), jnp.linalg.eigvalsh(total))
+        return LavaDiagnostics(
+            theta=jax.tree.map(jnp.add, prior, steps),
+            hessians=hessians,
+            epsilon=jnp.asarray(epsilon),
+            eigenvalues=jnp.linalg.eigvalsh(total),
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -361,8 +359,3 @@ def _geometric(ratio: Array, terms: int) -> Array:
         lambda total, _: (1 + ratio * total, None), jnp.ones_like(ratio), length=terms - 1
     )
     return total
-
-
-def _traces(hessians: Array) -> Array:
-    """tr H_i ``[N]``; an indefinite one counts as 0."""
-    return jnp.maximum(jnp.trace(hessians, axis1=1, axis2=2), 0.0)

@@ -39,7 +39,9 @@ class Maml:
     learn_inner_rate: bool = True
     first_order: bool = False
 
-    __post_init__ = check_gradient
+    def __post_init__(self) -> None:
+        check_gradient(self)
+
     init = init_gradient
     adapt = adapt_gradient
     predict = predict_mean

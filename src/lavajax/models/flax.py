@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -40,7 +41,7 @@ class Linen:
             raise ValueError(
                 f"Linen.module must be an instance of flax.linen.Module, got {self.module!r}"
             )
-        lists = {
+        lists: dict[str, Any] = {
             f.name: tuple(getattr(self.module, f.name))
             for f in dataclasses.fields(self.module)
             if isinstance(getattr(self.module, f.name, None), list)
@@ -146,7 +147,7 @@ def _given(context: Array | None) -> tuple[Array, ...]:
     return () if context is None else (context,)
 
 
-def _mask_argument(module_type: type, coupled: bool, mask: Array | None) -> dict[str, Array]:
+def _mask_argument(module_type: type, coupled: bool, mask: Array | None) -> dict[str, Any]:
     """The mask as keyword argument, where the module takes one."""
     if mask is None or not coupled:
         return {}

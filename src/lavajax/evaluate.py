@@ -1,0 +1,127 @@
+"""Scores on held-out tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import numpy as np
+
+from lavajax import points
+from lavajax.tasks.base import Split, TaskSource
+from lavajax.types import Array, MetaParams, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """The metric on held-out tasks.
+
+    Attributes:
+        metric: its name, such as ``mse``.
+        values: the metric of each task, averaged over its query points, ``[tasks]``.
+    """
+
+    metric: str
+    values: np.ndarray
+
+    @property
+    def mean(self) -> float:
+        """Over tasks."""
+        return float(np.mean(self.values))
+
+    @property
+    def median(self) -> float:
+        """Over tasks."""
+        return float(np.median(self.values))
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the mean over tasks: 1.96 standard errors to each side."""
+        half = 1.96 * float(np.std(self.values, ddof=1)) / math.sqrt(self.values.size)
+        return self.mean - half, self.mean + half
+
+
+def evaluate(
+    params: MetaParams,
+    tasks: TaskSource,
+    *,
+    num_tasks: int = 10_000,
+    seed: int = 0,
+    split: Split = "test",
+    batch: int = 250,
+) -> Evaluation:
+    """Adapts to held-out tasks one by one and scores the query of each.
+
+    Args:
+        params: meta-parameters of a single seed.
+        tasks: source of tasks.
+        num_tasks: how many tasks, at least 2.
+        seed: of the tasks and, for stochastic methods, their randomness.
+        split: which tasks.
+        batch: tasks computed at once; bounds memory, not the result.
+
+    Raises:
+        ValueError: ``num_tasks`` is below 2 or ``batch`` below 1.
+    """
+    scorer = jax.tree_util.Partial(task_metric, params)
+    values = score(scorer, tasks, num_tasks=num_tasks, seed=seed, split=split, batch=batch)
+    return Evaluation(params.method.point_loss.metric_name, values)
+
+
+def score(
+    fn: Callable[[Task, Array], Array],
+    tasks: TaskSource,
+    *,
+    num_tasks: int = 10_000,
+    seed: int = 0,
+    split: Split = "test",
+    batch: int = 250,
+) -> np.ndarray:
+    """The scalar ``fn(task, key)`` on the same held-out tasks that ``evaluate`` uses.
+
+    Args:
+        fn: any function of a task, such as a reference that learns nothing. As a
+            ``jax.tree_util.Partial`` its arrays are arguments, and new ones compile nothing.
+        tasks: source of tasks.
+        num_tasks: how many tasks, at least 2.
+        seed: of the tasks and the keys.
+        split: which tasks.
+        batch: tasks computed at once; bounds memory, not the result.
+
+    Returns:
+        ``[num_tasks]``.
+
+    Raises:
+        ValueError: ``num_tasks`` is below 2 or ``batch`` below 1.
+    """
+    if num_tasks < 2:
+        raise ValueError(f"num_tasks must be at least 2, for an interval, got {num_tasks}")
+    if batch < 1:
+        raise ValueError(f"batch must be at least 1, got {batch}")
+    if not isinstance(fn, jax.tree_util.Partial):
+        fn = jax.tree_util.Partial(fn)
+    keys = jax.random.split(jax.random.key(seed), num_tasks)
+    return np.asarray(_score(fn, tasks, keys, split=split, batch=min(batch, num_tasks)))
+
+
+@partial(jax.jit, static_argnames=("split", "batch"))
+def _score(
+    fn: Callable[[Task, Array], Array], tasks: TaskSource, keys: Array, *, split: Split, batch: int
+) -> Array:
+    def one(key: Array) -> Array:
+        task_key, fn_key = jax.random.split(key)
+        return fn(tasks.sample(task_key, split), fn_key)
+
+    return jax.lax.map(one, keys, batch_size=batch)
+
+
+def task_metric(params: MetaParams, task: Task, key: Array | None = None) -> Array:
+    """The metric of the query of one task after adapting to its support; a scalar."""
+    method = params.method
+    query = points.sanitise(task.query)
+    adapted = method.adapt(params, task.support, key=key)
+    prediction = method.predict(params, adapted, query.x)
+    return points.mean_metric(method.point_loss, prediction.mean, query)

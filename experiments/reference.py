@@ -45,11 +45,11 @@ def reference_errors(task: Any, source: TaskSource, test_tasks: int) -> dict[str
     """MSE of predictors that need no meta-learning, by name."""
     if isinstance(task, lavajax.AirQuality):
         errors = lavajax.score(interpolation_error, source, num_tasks=test_tasks)
-        return {"linear interpolation, same windows": float(errors.mean())}
+        return {"linear interpolation": float(errors.mean())}
     if isinstance(task, lavajax.Sine) and _published_sine(task, phases=tuple(_SINE_ERRORS)):
         zero, best, bayes = _SINE_ERRORS[task.phase]
-        found = {"predict 0": zero, "best predictor that ignores the task": best}
-        return found | ({"Bayes error for one point": bayes} if task.shots == 1 else {})
+        found = {"predict 0": zero, "no adaptation, at best": best}
+        return found | ({"one point, at best": bayes} if task.shots == 1 else {})
     return {}
 
 

@@ -225,7 +225,8 @@ def table(settings: Settings, results: dict[str, Any]) -> Table:
     view.add_section()
     if results["paper"] is not None:
         name = type(settings.method).__name__.upper()
-        view.add_row(f"the paper's {name}", f"{results['paper']:.3g}", "", "")
+        note = " (window unstated)" if settings.task_name == "air-quality" else ""
+        view.add_row(f"the paper's {name}{note}", f"{results['paper']:.3g}", "", "")
     for name, value in results["references"].items():
         view.add_row(name, f"{value:.3g}", "", "")
     return view

@@ -86,7 +86,7 @@ def gradient_step(
         return method.loss(params.replace_learned(learned), task, key)
 
     loss, grads = expect.value_and_grad(objective, params.learned)
-    metrics = {"loss": loss, "grad_norm": optax.global_norm(grads)}
+    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
     return apply_gradient(state, grads, tx), metrics
 
 

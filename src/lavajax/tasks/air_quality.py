@@ -214,11 +214,13 @@ def _read_stations(archive: zipfile.ZipFile, path: Path, column: str, pandas: An
     for station in STATIONS:
         name = members[station]
         _check_size(archive, name, path)
-        table = pandas.read_csv(io.BytesIO(archive.read(name)))
-        if tuple(table.columns) != HEADER:
+        content = archive.read(name)
+        header = tuple(pandas.read_csv(io.BytesIO(content), nrows=0).columns)
+        if header != HEADER:
             raise ValueError(
-                f"{name} must have the columns {', '.join(HEADER)}, got {', '.join(table.columns)}"
+                f"{name} must have the columns {', '.join(HEADER)}, got {', '.join(header)}"
             )
+        table = pandas.read_csv(io.BytesIO(content), usecols=["No", column], low_memory=False)
         if len(table) != HOURS or not (table["No"] == np.arange(1, HOURS + 1)).all():
             raise ValueError(
                 f"{name} must have {HOURS} hourly rows numbered from 1, got {len(table)} rows"

@@ -1,0 +1,56 @@
+"""The documentation's code, run as written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import lavajax
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
+
+
+def test_readme_code_runs_as_written_and_adapts():
+    names: dict = {}
+    for block in blocks("README.md", "python"):
+        exec(compile(block, "README.md", "exec", dont_inherit=True), names)
+    task, prediction = names["task"], names["prediction"]
+    error = jnp.mean((prediction.mean - task.query.y) ** 2)
+    assert error < 0.1 * jnp.var(task.query.y)
+    # The user's own source of tasks and NNX model: lines are easy.
+    assert names["score"].mean < 1.0
+
+
+def test_readme_has_the_two_commands_that_continuous_integration_reads():
+    commands = "".join(blocks("README.md", "sh")).splitlines()
+    assert len(commands) == 2
+    assert "experiments/run.py --task=sine" in commands[0]
+    assert "pytest" in commands[1]
+
+
+def test_contributing_example_is_a_method_and_does_not_adapt():
+    (example,) = blocks("CONTRIBUTING.md", "python")
+    names: dict = {}
+    exec(compile(example, "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    method = names["NearestPrior"](model=lavajax.MLP(hidden=(8,)))
+    tasks = lavajax.Sine(shots=3, queries=4)
+    trained = lavajax.train(method, tasks, steps=5, meta_batch=2)
+    task = tasks.sample(jax.random.key(0))
+    adapted = lavajax.adapt(trained.params, (task.support.x, task.support.y))
+    assert jnp.array_equal(adapted.block, trained.params["head"])
+
+
+@pytest.mark.parametrize("path", ["src/lavajax", "experiments", "benchmarks"])
+def test_map_of_the_code_names_every_file(path):
+    """A module that the map leaves out is a module that a newcomer does not find."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for file in (ROOT / path).glob("*.py"):
+        assert file.name in text, f"{path}/{file.name} is missing from the map in CONTRIBUTING.md"

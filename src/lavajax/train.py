@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +20,7 @@ from lavajax.tasks.base import TaskSource
 from lavajax.types import Array, MetaParams, Task, TrainState
 
 
+@functools.lru_cache(maxsize=128)  # the same object again, so that a second run compiles nothing
 def outer_optimizer(
     steps: int, *, rate: float = 5e-3, warmup: int | None = None, clip: float = 10.0
 ) -> optax.GradientTransformation:
@@ -212,7 +214,7 @@ def train(
     if seeds is None:
         state = init_state(method, tasks, tx, jax.random.key(seed))
     else:
-        keys = jax.vmap(jax.random.key)(jnp.arange(seed, seed + seeds))
+        keys = jnp.stack([jax.random.key(seed + i) for i in range(seeds)])
         state = jax.vmap(partial(init_state, method, tasks, tx))(keys)
 
     history: list[dict[str, np.ndarray]] = []

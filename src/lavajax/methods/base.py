@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lavajax import network, points, validate
+from lavajax import network, points, precision, validate
 from lavajax.losses import Loss
 from lavajax.models.base import Model
 from lavajax.outer import Expectation
@@ -144,11 +144,15 @@ def scalar(value: float) -> Array:
 def bind_support(
     method: NetworkMethod, params: MetaParams, support: Points
 ) -> tuple[Points, Bound]:
-    """The support with its padding made harmless, and the outputs there given the block."""
+    """The support with its padding made harmless, and the outputs there given the block.
+
+    The prior block is float32 or better, whatever the dtype of the network, and so is the block
+    that an inner loop or a solve makes of it.
+    """
     support = points.sanitise(support)
     bound = bind(method.subspace, method.model, params, support.x, support.mask)
     zero = points.varying_zero(support)
-    prior = jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), bound.prior)
+    prior = jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), precision.lift(bound.prior))
     return support, bound._replace(prior=prior)
 
 

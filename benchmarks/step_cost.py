@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15, help="timed chunks of each method")
     parser.add_argument("--steps", type=int, default=100, help="steps in a chunk")
     args = parser.parse_args()
-    seconds = measure(args.shots, args.meta_batch, args.repeats, args.steps)
+    seconds = measure(METHODS, args.shots, args.meta_batch, args.repeats, args.steps)
     for name, value in seconds.items():
         prefix = name.split(",")[0]
         ratio = f"{value / seconds[REFERENCE[prefix]]:.2f}" if prefix in REFERENCE else ""
@@ -52,13 +52,15 @@ def main() -> None:
     print(json.dumps({"seconds_per_step": seconds, **vars(args)}))
 
 
-def measure(shots: int, meta_batch: int, repeats: int, steps: int) -> dict[str, float]:
+def measure(
+    methods: dict[str, Method], shots: int, meta_batch: int, repeats: int, steps: int
+) -> dict[str, float]:
     """Median seconds of one training step of each method."""
     tasks = lavajax.Sine(shots=shots)
     tx = lavajax.outer_optimizer(10_000)
     chunk = jax.jit(lambda state: run_steps(state, tasks, tx, meta_batch=meta_batch, length=steps))
     states = {
-        name: init_state(method, tasks, tx, jax.random.key(0)) for name, method in METHODS.items()
+        name: init_state(method, tasks, tx, jax.random.key(0)) for name, method in methods.items()
     }
     runs = {name: partial(chunk, state) for name, state in states.items()}
     for run in runs.values():

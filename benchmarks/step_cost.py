@@ -58,7 +58,7 @@ def measure(
     """Median seconds of one training step of each method."""
     tasks = lavajax.Sine(shots=shots)
     tx = lavajax.outer_optimizer(10_000)
-    chunk = jax.jit(lambda state: run_steps(state, tasks, tx, meta_batch=meta_batch, length=steps))
+    chunk = jax.jit(lambda state: run_steps(state, tasks, tx, 0, steps, meta_batch=meta_batch))
     states = {
         name: init_state(method, tasks, tx, jax.random.key(0)) for name, method in methods.items()
     }

@@ -17,7 +17,7 @@ import optax
 from lavajax.methods.base import Method
 from lavajax.outer import BatchExpectation
 from lavajax.tasks.base import TaskSource
-from lavajax.types import Array, MetaParams, Task, TrainState
+from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
 
 
 @functools.lru_cache(maxsize=128)  # the same object again, so that a second run compiles nothing
@@ -124,50 +124,83 @@ def run_steps(
     state: TrainState,
     tasks: TaskSource,
     tx: optax.GradientTransformation,
+    start: Array | int,
+    stop: Array | int,
     *,
     meta_batch: int,
-    length: int,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """Takes ``length`` outer steps; metrics ``[length]`` each. Pure; ``train`` compiles it."""
-    size = _steps_ahead(tasks, state.key, meta_batch, length)
+    """Takes the outer steps ``start`` to ``stop - 1``. Pure; ``train`` compiles it.
 
-    def step(state: TrainState, drawn: tuple[Task, Array]) -> tuple[TrainState, dict[str, Array]]:
-        return state.params.method.step(state, BatchExpectation(*drawn), tx)
+    Tasks are drawn for a whole block of steps at a time, since inside the loop the small random
+    kernels cost as much as the step itself. Blocks begin at multiples of their size, and a step
+    finds its tasks at the same place of its block however the run is split: to the same bits.
 
-    def block(state: TrainState, _: None) -> tuple[TrainState, dict[str, Array]]:
-        # Drawn many steps at a time: inside the loop the small random kernels cost as much as
-        # the step itself.
-        drawn = jax.vmap(lambda i: draw(tasks, state.key, i, meta_batch))(
-            state.step + jnp.arange(size)
+    Args:
+        state: the state after ``start`` steps.
+        tasks: source of tasks.
+        tx: optimiser.
+        start: first step, a scalar that may be traced.
+        stop: where to end; any ``stop`` is the same compilation.
+        meta_batch: tasks per outer step.
+
+    Returns:
+        The state after ``stop`` steps, and the mean of each metric over the steps taken.
+    """
+    size = _block_size(tasks, state.key, meta_batch)
+    start, stop = jnp.asarray(start, jnp.int32), jnp.asarray(stop, jnp.int32)
+
+    def draw_block(first: Array) -> tuple[Task, Array]:
+        return jax.vmap(lambda i: draw(tasks, state.key, i, meta_batch))(first + jnp.arange(size))
+
+    def take(carry: PyTree, batch: tuple[Task, Array]) -> PyTree:
+        state, total = carry
+        state, metrics = state.params.method.step(state, BatchExpectation(*batch), tx)
+        return state, jax.tree.map(jnp.add, total, metrics)
+
+    def block(index: Array, carry: PyTree) -> PyTree:
+        first = index * size
+        drawn = draw_block(first)
+        return jax.lax.fori_loop(
+            jnp.maximum(start, first),
+            jnp.minimum(stop, first + size),
+            lambda i, carry: take(carry, jax.tree.map(lambda leaf: leaf[i - first], drawn)),
+            carry,
         )
-        return jax.lax.scan(step, state, drawn)
 
-    state, metrics = jax.lax.scan(block, state, length=length // size)
-    return state, jax.tree.map(lambda m: m.reshape(length, *m.shape[2:]), metrics)
+    batch = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], draw_block(start)))
+    like = jax.eval_shape(
+        lambda state, batch: state.params.method.step(state, BatchExpectation(*batch), tx)[1],
+        state,
+        batch,
+    )
+    zeros = jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), like)
+    state, total = jax.lax.fori_loop(
+        start // size, (stop + size - 1) // size, block, (state, zeros)
+    )
+    return state, jax.tree.map(lambda m: m / (stop - start), total)
 
 
-def _steps_ahead(tasks: TaskSource, key: Array, meta_batch: int, length: int) -> int:
-    """How many steps to draw at a time: a divisor of ``length`` that takes at most 16 MiB."""
+def _block_size(tasks: TaskSource, key: Array, meta_batch: int) -> int:
+    """How many steps to draw tasks for at a time: at most 100, and 16 MiB."""
     one = jax.eval_shape(lambda key: draw(tasks, key, jnp.int32(0), meta_batch)[0], key)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
-    most = max(1, 2**24 // max(size, 1))
-    return max(d for d in range(1, length + 1) if length % d == 0 and d <= most)
+    return max(n for n in (1, 2, 5, 10, 20, 50, 100) if n == 1 or n * size <= 2**24)
 
 
-@partial(jax.jit, static_argnames=("tx", "meta_batch", "length"), donate_argnums=0)
+@partial(jax.jit, static_argnames=("tx", "meta_batch"), donate_argnums=0)
 def _run_chunk(
     state: TrainState,
     tasks: TaskSource,
+    start: int,
+    stop: int,
     *,
     tx: optax.GradientTransformation,
     meta_batch: int,
-    length: int,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """``length`` steps, with mean metrics; where the state holds several seeds, of all of them."""
+    """``run_steps``; where the state holds several seeds, of all of them."""
 
     def chunk(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
-        state, metrics = run_steps(state, tasks, tx, meta_batch=meta_batch, length=length)
-        return state, jax.tree.map(lambda m: jnp.mean(m, axis=0), metrics)
+        return run_steps(state, tasks, tx, start, stop, meta_batch=meta_batch)
 
     return jax.vmap(chunk)(state) if state.step.ndim else chunk(state)
 
@@ -218,12 +251,11 @@ def train(
         state = jax.vmap(partial(init_state, method, tasks, tx))(keys)
 
     history: list[dict[str, np.ndarray]] = []
-    lengths: set[int] = set()
     done = 0
     while done < steps:
         length = min(chunk, steps - done)
         start = time.perf_counter()
-        state, metrics = _run_chunk(state, tasks, tx=tx, meta_batch=meta_batch, length=length)
+        state, metrics = _run_chunk(state, tasks, done, done + length, tx=tx, meta_batch=meta_batch)
         host = {name: np.asarray(value) for name, value in metrics.items()}
         done += length
         history.append({"step": np.asarray(done), **host})
@@ -235,7 +267,6 @@ def train(
         if callback is not None:
             seconds = time.perf_counter() - start
             # The next chunk donates the state's buffers: a callback that keeps it must copy.
-            callback(Progress(done, steps, host, seconds, length not in lengths, state))
-        lengths.add(length)
+            callback(Progress(done, steps, host, seconds, done == length, state))
     stacked = {name: np.stack([h[name] for h in history]) for name in history[0]}
     return Trained(state.params, state, stacked)

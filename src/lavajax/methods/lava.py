@@ -74,7 +74,7 @@ class Lava:
     learn_inner_rate: bool = True
     epsilon: float = 0.1
     learn_epsilon: bool = False
-    epsilon_floor: float = 3e-4
+    epsilon_floor: float = 2e-4
     curvature: Literal["ggn", "hessian", "flat"] = "ggn"
     curvature_at: Literal["auto", "adapted", "prior"] = "auto"
     solver: Literal["auto", "primal", "dual", "naive"] = "auto"

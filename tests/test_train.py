@@ -1,0 +1,258 @@
+"""The outer loop and evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lavajax
+from lavajax.outer import BatchExpectation
+from lavajax.train import init_state, run_steps
+from lavajax.types import Points, Task
+
+MODEL = lavajax.MLP(hidden=(8, 8))
+TASKS = lavajax.Sine(shots=4, queries=6)
+METHOD = lavajax.Lava(model=MODEL)
+
+
+def assert_equal_trees(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("seeds", [None, 2])
+def test_any_split_into_chunks_gives_the_same_bits(seeds):
+    """Keys are folded from the absolute step, not carried from chunk to chunk."""
+    runs = [
+        lavajax.train(METHOD, TASKS, steps=21, seeds=seeds, meta_batch=3, chunk=chunk)
+        for chunk in (21, 7, 4)
+    ]
+    assert_equal_trees(runs[0].params, runs[1].params)
+    assert_equal_trees(runs[0].params, runs[2].params)
+    assert int(jnp.min(runs[0].state.step)) == 21
+
+
+def test_tasks_drawn_ahead_are_those_drawn_step_by_step():
+    """What a user's own loop over single steps would see."""
+    tx = optax.sgd(0.01)
+    state = init_state(METHOD, TASKS, tx, jax.random.key(0))
+    run = jax.jit(lambda s, start, stop: run_steps(s, TASKS, tx, start, stop, meta_batch=3))
+    ahead, metrics = run(state, 0, 6)
+    losses = []
+    for index in range(6):
+        keys = jax.random.split(jax.random.fold_in(state.key, index))
+        tasks = jax.vmap(TASKS.sample)(jax.random.split(keys[0], 3))
+        expect = BatchExpectation(tasks, jax.random.split(keys[1], 3))
+        state, step_metrics = METHOD.step(state, expect, tx)
+        losses.append(step_metrics["loss"])
+    np.testing.assert_allclose(metrics["loss"], np.mean(losses), rtol=1e-5)
+    for a, b in zip(
+        jax.tree.leaves(ahead.params.learned), jax.tree.leaves(state.params.learned), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_seeds_trained_together_are_the_seeds_trained_alone():
+    """After few steps: rounding differs under vmap, and training amplifies it."""
+    together = lavajax.train(METHOD, TASKS, steps=3, seed=5, seeds=2, meta_batch=3)
+    for index in range(2):
+        alone = lavajax.train(METHOD, TASKS, steps=3, seed=5 + index, meta_batch=3)
+        for a, b in zip(
+            jax.tree.leaves(together.seed(index)), jax.tree.leaves(alone.params), strict=True
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    first, second = together.seed(0).learned["head"], together.seed(1).learned["head"]
+    assert not jnp.allclose(first, second)
+
+
+def test_history_and_progress_report_every_chunk():
+    seen: list[lavajax.Progress] = []
+    trained = lavajax.train(
+        METHOD, TASKS, steps=10, seeds=2, meta_batch=2, chunk=4, callback=seen.append
+    )
+    assert trained.history["step"].tolist() == [4, 8, 10]
+    assert trained.history["loss"].shape == (3, 2)
+    assert [p.step for p in seen] == [4, 8, 10]
+    assert [p.compiled for p in seen] == [True, False, False]
+    np.testing.assert_array_equal(seen[1].metrics["loss"], trained.history["loss"][1])
+    assert all(p.seconds > 0 for p in seen)
+    assert trained.params["head"].shape == (2, 9, 1)
+
+
+def test_a_run_alone_has_no_axis_of_seeds_and_no_seed_to_pick():
+    trained = lavajax.train(METHOD, TASKS, steps=2, meta_batch=2)
+    assert trained.params["head"].shape == (9, 1)
+    with pytest.raises(ValueError, match="trained alone"):
+        trained.seed(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"meta_batch": 0}, "meta_batch must be at least 1, got 0"),
+        ({"chunk": 0}, "chunk must be at least 1, got 0"),
+        ({"seeds": 0}, "seeds must be at least 1, or None for a single run, got 0"),
+    ],
+)
+def test_bad_arguments_of_train_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        lavajax.train(METHOD, TASKS, **{"steps": 2, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rate": 0.0}, "rate must be above 0, got 0"),
+        ({"clip": -1.0}, "clip must be above 0, got -1"),
+        ({"warmup": 10}, "warmup must be at least 0 and below steps = 10, got 10"),
+    ],
+)
+def test_bad_arguments_of_the_optimizer_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        lavajax.outer_optimizer(10, **change)
+
+
+def test_optimizer_warms_up_peaks_and_decays_to_zero():
+    """Adam's first updates have the size of the learning rate."""
+    tx = lavajax.outer_optimizer(100, rate=0.01, warmup=10)
+    params = {"w": jnp.zeros(())}
+    state = tx.init(params)
+    sizes = []
+    for _ in range(100):
+        updates, state = tx.update({"w": jnp.ones(())}, state, params)
+        sizes.append(-float(updates["w"]))
+    assert sizes[0] == 0.0
+    assert np.argmax(sizes) == 10
+    assert sizes[10] == pytest.approx(0.01, rel=1e-3)
+    assert sizes[55] == pytest.approx(0.005, rel=0.05)
+    assert sizes[99] < 1e-4
+
+
+def test_a_users_own_optimizer_takes_the_meta_gradient():
+    """One step of SGD moves every learned leaf by -rate times the gradient of the mean loss."""
+    rate = 0.1
+    tx = optax.sgd(rate)
+    start = init_state(METHOD, TASKS, tx, jax.random.key(0))
+    end = lavajax.train(METHOD, TASKS, steps=1, seed=0, meta_batch=3, optimizer=tx)
+
+    sample_key, method_key = jax.random.split(jax.random.fold_in(start.key, 0))
+    tasks = jax.vmap(TASKS.sample)(jax.random.split(sample_key, 3))
+    keys = jax.random.split(method_key, 3)
+
+    def mean_loss(learned):
+        params = start.params.replace_learned(learned)
+        return jnp.mean(jax.vmap(lambda t, k: METHOD.loss(params, t, k))(tasks, keys))
+
+    loss, grads = jax.value_and_grad(mean_loss)(start.params.learned)
+    assert float(end.history["loss"][0]) == pytest.approx(float(loss), rel=1e-5)
+    expected = jax.tree.map(lambda p, g: p - rate * g, start.params.learned, grads)
+    for a, b in zip(jax.tree.leaves(end.params.learned), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_divergence_is_an_error_that_says_where():
+    method = lavajax.Maml(model=MODEL, inner_rate=1e6, inner_steps=3)
+    with pytest.raises(FloatingPointError, match="not finite between steps 0 and 3"):
+        lavajax.train(method, TASKS, steps=6, chunk=3, meta_batch=2, optimizer=optax.sgd(1e3))
+
+
+def test_lava_learns_sine_waves_and_one_step_of_anil_does_not():
+    """N = 10, 800 updates: below 0.05 against above 0.15."""
+    tasks = lavajax.Sine(shots=10)
+    lava = lavajax.train(lavajax.Lava(), tasks, steps=800)
+    anil = lavajax.train(lavajax.Anil(), tasks, steps=800)
+    assert lavajax.evaluate(lava.params, tasks, num_tasks=300).mean < 0.05
+    assert lavajax.evaluate(anil.params, tasks, num_tasks=300).mean > 0.15
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A user's source: rows of stored labels over one grid of inputs."""
+
+    labels: jax.Array
+
+    def sample(self, key, split="train"):
+        row_key, order_key = jax.random.split(jax.random.fold_in(key, len(split)))
+        y = self.labels[jax.random.randint(row_key, (), 0, self.labels.shape[0])][:, None]
+        x = jnp.linspace(-1, 1, y.shape[0])[:, None]
+        order = jax.random.permutation(order_key, y.shape[0])
+        support, query = order[:3], order[3:]
+        return Task(Points(x[support], y[support]), Points(x[query], y[query]))
+
+
+def test_stored_data_is_an_argument_and_new_data_compiles_nothing(monkeypatch):
+    traces = []
+    sample = Stored.sample
+    monkeypatch.setattr(
+        Stored,
+        "sample",
+        lambda self, key, split="train": (traces.append(0), sample(self, key, split))[1],
+    )
+    rng = np.random.default_rng(0)
+    first, second = (Stored(jnp.asarray(rng.normal(size=(5, 8)), jnp.float32)) for _ in range(2))
+    optimizer = lavajax.outer_optimizer(6)
+    one = lavajax.train(METHOD, first, steps=6, meta_batch=2, optimizer=optimizer)
+    count = len(traces)
+    assert count > 0
+    two = lavajax.train(METHOD, second, steps=6, meta_batch=2, optimizer=optimizer)
+    assert len(traces) == count + 1  # the example of init, which is not compiled
+    assert not jnp.allclose(one.params["head"], two.params["head"])
+    lavajax.evaluate(one.params, first, num_tasks=4)
+    count = len(traces)
+    lavajax.evaluate(two.params, second, num_tasks=4)
+    assert len(traces) == count
+
+
+def test_evaluation_is_the_mean_of_independent_tasks_whatever_the_batch():
+    params = METHOD.init(jax.random.key(0), *example())
+    wide = lavajax.evaluate(params, TASKS, num_tasks=30, batch=30)
+    narrow = lavajax.evaluate(params, TASKS, num_tasks=30, batch=7)
+    np.testing.assert_allclose(wide.values, narrow.values, rtol=1e-5)
+    assert wide.metric == "mse"
+    keys = jax.random.split(jax.random.key(0), 30)
+    for index in (0, 29):
+        task = TASKS.sample(jax.random.split(keys[index])[0], "test")
+        adapted = lavajax.adapt(params, task.support)
+        error = jnp.mean((lavajax.predict(params, adapted, task.query.x).mean - task.query.y) ** 2)
+        assert wide.values[index] == pytest.approx(float(error), rel=1e-4)
+
+
+def test_evaluation_statistics_against_numpy():
+    values = np.array([1.0, 2.0, 3.0, 10.0])
+    found = lavajax.Evaluation("mse", values)
+    half = 1.96 * values.std(ddof=1) / 2
+    assert found.mean == 4.0
+    assert found.median == 2.5
+    assert found.interval == pytest.approx((4 - half, 4 + half))
+
+
+def test_score_sees_the_tasks_that_evaluate_sees():
+    params = METHOD.init(jax.random.key(0), *example())
+    zero = lavajax.score(lambda task, key: jnp.mean(task.query.y**2), TASKS, num_tasks=20)
+    untrained = lavajax.evaluate(params, TASKS, num_tasks=20)
+    assert np.corrcoef(zero, untrained.values)[0, 1] > 0.3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_tasks": 1}, "num_tasks must be at least 2"),
+        ({"batch": 0}, "batch must be at least 1"),
+    ],
+)
+def test_bad_arguments_of_evaluate_are_refused(change, message):
+    params = METHOD.init(jax.random.key(0), *example())
+    with pytest.raises(ValueError, match=message):
+        lavajax.evaluate(params, TASKS, **change)
+
+
+def example():
+    support = TASKS.sample(jax.random.key(0)).support
+    return support.x, support.y

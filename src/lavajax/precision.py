@@ -274,6 +274,8 @@ def literal(theta: PyTree, curvature: Curvature, weight: Array, epsilon: Array |
     """
     flat, unravel = _ravel_fan(theta)
     regularised = jax.vmap(lambda h: add_diagonal(h, epsilon))(curvature.matrices())
+    # Without any real point the first entry of padding, which has not moved, stands in for theta_0.
+    weight = jnp.where(jnp.any(weight > 0), weight, jnp.arange(weight.shape[0]) == 0)
     regularised = regularised / (1 + epsilon) * weight[:, None, None]
     rhs = jnp.einsum("iab,ib->a", regularised, flat, precision=_EXACT)
     return unravel(jnp.linalg.solve(jnp.sum(regularised, axis=0), rhs))

@@ -1,0 +1,219 @@
+"""What must hold for every method, whatever it does inside. New methods join the list."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lavajax
+from helpers import (
+    RELU,
+    adapt,
+    assert_close,
+    assert_different,
+    assert_finite,
+    make_labels,
+    make_params,
+    make_points,
+    prior_block,
+    stack,
+)
+from lavajax.outer import BatchExpectation
+from lavajax.types import TrainState
+
+CONTEXT, FULL = lavajax.Context(3), lavajax.Full()
+REGRESSION = {
+    "lava head": lavajax.Lava(model=RELU),
+    "lava head, converged": lavajax.lava_converged(model=RELU),
+    "lava head, naive": lavajax.Lava(model=RELU, solver="naive", inner_steps=2),
+    "lava context": lavajax.Lava(model=RELU, subspace=CONTEXT),
+    "lava context, map": lavajax.Lava(model=RELU, subspace=CONTEXT, inner_steps="map"),
+    "lava full": lavajax.Lava(model=RELU, subspace=FULL),
+    "lava full, adapted": lavajax.Lava(model=RELU, subspace=FULL, curvature_at="adapted"),
+    "lava flat": lavajax.Lava(model=RELU, subspace=FULL, curvature="flat", inner_steps=2),
+    "maml": lavajax.Maml(model=RELU, inner_steps=2),
+    "maml, first order": lavajax.Maml(model=RELU, first_order=True),
+    "anil": lavajax.Anil(model=RELU, inner_steps=3),
+    "cavia": lavajax.Cavia(model=RELU, subspace=CONTEXT),
+}
+CLASSIFICATION = {
+    "lava head, labels": lavajax.Lava(model=RELU, point_loss=lavajax.CrossEntropy(3)),
+    "anil, labels": lavajax.Anil(model=RELU, point_loss=lavajax.CrossEntropy(3)),
+}
+METHODS = REGRESSION | CLASSIFICATION
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+def points_for(name: str, n: int, seed: int = 0, mask=None) -> lavajax.Points:
+    if name in CLASSIFICATION:
+        return make_labels(n, 3, d=2, seed=seed, mask=mask)
+    return make_points(n, 2, d=2, seed=seed, mask=mask)
+
+
+def setting(name: str, n: int = 5) -> tuple[lavajax.MetaParams, lavajax.Points]:
+    support = points_for(name, n)
+    return make_params(METHODS[name], support), support
+
+
+@every_method
+def test_method_is_a_value(name):
+    """It rides in pytrees as static metadata: equal and hashed by value, never changed."""
+    method = METHODS[name]
+    assert method == dataclasses.replace(method)
+    assert hash(method) == hash(dataclasses.replace(method))
+    assert method != dataclasses.replace(method, inner_rate=0.01)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.inner_rate = 0.2
+
+
+@every_method
+def test_shapes_and_finite_values(name):
+    params, support = setting(name)
+    query = points_for(name, 7, seed=1)
+    block = adapt(params, support)
+    assert jax.tree.structure(block) == jax.tree.structure(prior_block(params))
+    assert_different(block, prior_block(params), by=1e-6)
+    prediction = lavajax.predict(params, lavajax.Adapted(block), query.x)
+    assert prediction.mean.shape == (7, 3 if name in CLASSIFICATION else 2)
+    assert prediction.epistemic is None
+    assert prediction.noise is None
+    loss = params.method.loss(params, lavajax.Task(support, query), jax.random.key(0))
+    assert loss.shape == ()
+    assert_finite([block, prediction.mean, loss])
+
+
+@every_method
+def test_vmap_over_tasks_is_a_loop_and_jit_is_eager(name, x64):
+    params, _ = setting(name)
+    supports = [points_for(name, 5, seed=seed) for seed in range(3)]
+    together = jax.jit(jax.vmap(lambda s: params.method.adapt(params, s).block))(stack(supports))
+    for index, support in enumerate(supports):
+        eager = params.method.adapt(params, support).block
+        assert_close(jax.tree.map(lambda leaf, i=index: leaf[i], together), eager, 1e-9)
+
+
+@every_method
+def test_order_and_padding_of_the_support_change_nothing(name, x64):
+    params, support = setting(name, n=5)
+    expected = adapt(params, support)
+    order = jnp.array([3, 0, 4, 2, 1])
+    shuffled = lavajax.Points(support.x[order], support.y[order])
+    assert_close(adapt(params, shuffled), expected, 1e-9)
+
+    junk = points_for(name, 8, seed=9)
+    slots = jnp.array([0, 2, 3, 5, 7])
+    x = (junk.x * jnp.nan).at[slots].set(support.x)
+    y = junk.y.at[slots].set(support.y)
+    mask = jnp.zeros(8, bool).at[slots].set(True)
+    assert_close(adapt(params, lavajax.Points(x, y, mask)), expected, 1e-9)
+
+
+@pytest.mark.parametrize("name", [n for n in REGRESSION if n.startswith(("lava head", "anil"))])
+def test_outputs_of_a_head_may_be_permuted(name, x64):
+    params, support = setting(name)
+    flipped = params.replace_learned({**params.learned, "head": params["head"][:, ::-1]})
+    assert_close(
+        adapt(flipped, lavajax.Points(support.x, support.y[:, ::-1])),
+        adapt(params, support)[:, ::-1],
+        1e-9,
+    )
+
+
+@every_method
+def test_query_labels_do_not_leak_into_adaptation(name):
+    """Adaptation and prediction read the support and the query's inputs, and nothing else."""
+    params, support = setting(name)
+    query = points_for(name, 6, seed=1)
+
+    def predicted(y):
+        task = lavajax.Task(support, lavajax.Points(query.x, y))
+        adapted = params.method.adapt(params, task.support, key=None)
+        return params.method.predict(params, adapted, task.query.x).mean
+
+    jaxpr = jax.make_jaxpr(predicted)(query.y)
+    (labels,) = jaxpr.jaxpr.invars
+    used = [v for eqn in jaxpr.jaxpr.eqns for v in eqn.invars if v is labels]
+    assert not used
+    # and the loss, of course, does read them
+    loss = jax.make_jaxpr(
+        lambda y: params.method.loss(
+            params, lavajax.Task(support, lavajax.Points(query.x, y)), jax.random.key(0)
+        )
+    )(query.y)
+    assert any(v is loss.jaxpr.invars[0] for eqn in loss.jaxpr.eqns for v in eqn.invars)
+
+
+@every_method
+def test_masks_of_one_shape_are_one_compilation(name):
+    params, _ = setting(name)
+    traces = []
+
+    @jax.jit
+    def compiled(params, support):
+        traces.append(None)
+        return lavajax.adapt(params, support).block
+
+    blocks = []
+    for count in (6, 3, 1, 0):
+        support = points_for(name, 6, mask=jnp.arange(6) < count)
+        blocks.append(compiled(params, support))
+    assert len(traces) == 1
+    assert_different(blocks[0], blocks[1], by=1e-6)
+    # the literal route multiplies and solves back: to rounding
+    assert_close(blocks[3], prior_block(params), 1e-6 if "naive" in name else 0.0)
+
+
+@every_method
+def test_outer_step_counts_moves_every_learned_leaf_and_reports_the_loss(name):
+    params, _ = setting(name)
+    method, tx = params.method, optax.adam(1e-2)
+    tasks = stack(
+        [lavajax.Task(points_for(name, 5, s), points_for(name, 6, s + 9)) for s in range(3)]
+    )
+    keys = jax.random.split(jax.random.key(0), 3)
+    state = TrainState(
+        params, tx.init(params.learned), method.memory(params), jax.random.key(1), jnp.int32(4)
+    )
+    new, metrics = jax.jit(lambda s: method.step(s, BatchExpectation(tasks, keys), tx))(state)
+    losses = jax.vmap(lambda t, k: method.loss(params, t, k))(tasks, keys)
+    np.testing.assert_allclose(metrics["loss"], jnp.mean(losses), rtol=1e-5)
+    assert metrics["grad_norm"] > 0
+    assert new.step == 5
+    assert jax.tree.structure(new) == jax.tree.structure(state)
+    for before, after in zip(
+        jax.tree.leaves(params.learned), jax.tree.leaves(new.params.learned), strict=True
+    ):
+        assert before.dtype == after.dtype
+        assert not jnp.array_equal(before, after)
+    for before, after in zip(
+        jax.tree.leaves(params.fixed), jax.tree.leaves(new.params.fixed), strict=True
+    ):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_learned_leaves_depend_on_what_is_learned_not_on_values():
+    """An optimiser's state survives a change of hyperparameter."""
+    support = make_points(4, 1)
+
+    def learned(**settings):
+        return make_params(lavajax.Lava(model=RELU, **settings), support).learned
+
+    base = jax.tree.structure(learned())
+    assert jax.tree.structure(learned(epsilon=1.0, inner_rate=0.01, curvature="flat")) == base
+    assert "inner_rate" in learned()
+    assert "inner_rate" not in learned(learn_inner_rate=False)
+    assert "inner_rate" not in learned(inner_steps="converged")
+    assert learned(learn_epsilon=True, epsilon=0.5)["log_epsilon"] == pytest.approx(np.log(0.5))
+
+
+def test_a_fixed_rate_is_the_methods_number_and_may_be_changed_after_training():
+    support = make_points(4, 1)
+    params = make_params(lavajax.Anil(model=RELU, learn_inner_rate=False), support)
+    faster = dataclasses.replace(params, method=dataclasses.replace(params.method, inner_rate=0.2))
+    slow, fast = (adapt(p, support) - params["head"] for p in (params, faster))
+    assert_close(fast, 2 * slow, 1e-4)

@@ -128,7 +128,7 @@ def parse(args: Sequence[str]) -> Settings:
     parts: dict[str, Any] = {
         "task": TASKS[choice.task],
         "method": template,
-        **{name: getattr(template, name) for name in _PARTS},
+        **{name: getattr(template, name) for name in _PARTS if hasattr(template, name)},
         "run": RunOptions,
     }
     options = _options(choice, parts)
@@ -140,7 +140,7 @@ def parse(args: Sequence[str]) -> Settings:
     )
     built = {name: _build(part, getattr(parsed, name, None)) for name, part in parts.items()}
     settable = {f.name for f in dataclasses.fields(template)}
-    nested = {name: built[name] for name in _PARTS if name in settable}
+    nested = {name: built[name] for name in _PARTS if name in settable and name in built}
     method = dataclasses.replace(built["method"], **nested)
     return Settings(choice.task, choice.method, built["task"], method, built["run"])
 
@@ -150,7 +150,7 @@ def _check_names(args: Sequence[str], parts: dict[str, Any]) -> None:
     names = {name.replace("_", "-") for part in parts.values() for _, name in _own_fields(part)}
     known = [f"--{name}" for name in names] + [f"--no-{name}" for name in names]
     for word in args:
-        option = word.split("=")[0]
+        option = word.split("=")[0].replace("_", "-")
         if option.startswith("--") and option not in known:
             raise ValueError(
                 f"{option} is not an option of this task and method{nearest(option, known)}; "
@@ -160,7 +160,9 @@ def _check_names(args: Sequence[str], parts: dict[str, Any]) -> None:
 
 def _method(choice: Choice) -> Any:
     """The chosen method with the chosen parts and otherwise its defaults."""
-    method = dataclasses.replace(METHODS[choice.method], model=MODELS[choice.model])
+    method = METHODS[choice.method]
+    if hasattr(method, "model"):
+        method = dataclasses.replace(method, model=MODELS[choice.model])
     if choice.subspace is None:
         return method
     if not isinstance(method, lavajax.Lava):

@@ -19,12 +19,21 @@ from typing import Any
 
 import jax
 import numpy as np
+
+import lavajax
+from lavajax.config import to_json
+from lavajax.extras import require
+
+try:
+    for package in ("tyro", "docstring_parser", "rich"):
+        require(package, "experiments", "experiments/run.py")
+except ModuleNotFoundError as missing:
+    sys.exit(f"error: {missing}")
+
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-import lavajax
-from lavajax.config import to_json
 from options import Settings, parse
 from reference import paper_value, reference_errors
 

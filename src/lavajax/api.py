@@ -34,6 +34,7 @@ def adapt(
         ValueError: shapes do not fit the model; or, outside ``jit``, a real point is NaN or
             infinite or a label is out of range. Under ``jit`` such values propagate.
     """
+    check_params(params)
     return _adapt(params, _check_points(params, support), key)
 
 
@@ -52,12 +53,32 @@ def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
     Raises:
         ValueError: the shape of x does not fit the model.
     """
+    check_params(params)
+    if not isinstance(adapted, Adapted):
+        raise ValueError(f"adapted must be what adapt returned, got {type(adapted).__name__}")
     x = _check_x(params, x, "x")
     return _predict(params, adapted, x)
 
 
 _adapt = jax.jit(lambda params, support, key: params.method.adapt(params, support, key=key))
 _predict = jax.jit(lambda params, adapted, x: params.method.predict(params, adapted, x))
+
+
+def check_params(params: Any) -> None:
+    """Requires the meta-parameters of one seed.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    if not isinstance(params, MetaParams):
+        hint = "; give its .params" if hasattr(params, "params") else ""
+        raise ValueError(f"params must be MetaParams, got {type(params).__name__}{hint}")
+    head = params.learned.get("head")
+    if head is not None and jnp.ndim(head) == 3:
+        raise ValueError(
+            f"params must be those of one seed, got {head.shape[0]} seeds: pick one with "
+            "trained.seed(i), or vmap over the first axis"
+        )
 
 
 def _check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Points:
@@ -115,17 +136,23 @@ def _check_values(params: MetaParams, x: Array, y: Array, mask: Array | None) ->
             if not finite.all():
                 index = int(np.flatnonzero(real)[np.argmin(finite)])
                 raise ValueError(
-                    f"{name} must be finite, got NaN or infinity at point {index}; leave such "
-                    "points out, or set their mask to False"
+                    f"{name} must be finite in {values.dtype}, got NaN or infinity at point "
+                    f"{index}; leave such points out, or set their mask to False"
                 )
     params.method.point_loss.check(np.asarray(y)[real])
 
 
 def _array(value: Any, name: str) -> Array:
     try:
-        return jnp.asarray(value)
+        array = jnp.asarray(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array of numbers, got {error}") from None
+    if name.endswith("x") and jnp.issubdtype(array.dtype, jnp.complexfloating):
+        raise ValueError(
+            f"{name} must be real, got dtype {array.dtype}; give real and imaginary parts as two "
+            "inputs"
+        )
+    return array
 
 
 def _shape(point: tuple[int, ...]) -> str:

@@ -72,6 +72,11 @@ def from_json(data: Any) -> Any:
     for key in fields:
         if key not in known:
             raise ValueError(f"{name} has no field {key!r}{nearest(key, known)}")
+    required = {
+        f.name for f in dataclasses.fields(CLASSES[name]) if f.default is dataclasses.MISSING
+    }
+    if missing := required - fields.keys():
+        raise ValueError(f"{name} must have the field {', '.join(sorted(missing))}, and has not")
     return CLASSES[name](**fields)
 
 

@@ -11,8 +11,11 @@ import jax
 import numpy as np
 
 from lavajax import points
-from lavajax.tasks.base import Split, TaskSource
+from lavajax.api import check_params
+from lavajax.tasks.base import Split, TaskSource, check_source
 from lavajax.types import Array, MetaParams, Task
+
+_STREAM = 0x7E57
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +69,7 @@ def evaluate(
     Raises:
         ValueError: ``num_tasks`` is below 2 or ``batch`` below 1.
     """
+    check_params(params)
     scorer = jax.tree_util.Partial(task_metric, params)
     values = score(scorer, tasks, num_tasks=num_tasks, seed=seed, split=split, batch=batch)
     return Evaluation(params.method.point_loss.metric_name, values)
@@ -97,13 +101,15 @@ def score(
     Raises:
         ValueError: ``num_tasks`` is below 2 or ``batch`` below 1.
     """
+    check_source(tasks)
     if num_tasks < 2:
         raise ValueError(f"num_tasks must be at least 2, for an interval, got {num_tasks}")
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
     if not isinstance(fn, jax.tree_util.Partial):
         fn = jax.tree_util.Partial(fn)
-    keys = jax.random.split(jax.random.key(seed), num_tasks)
+    # Apart from the keys that a training run of the same seed folds and splits.
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), _STREAM), num_tasks)
     return np.asarray(_score(fn, tasks, keys, split=split, batch=min(batch, num_tasks)))
 
 
@@ -123,5 +129,5 @@ def task_metric(params: MetaParams, task: Task, key: Array | None = None) -> Arr
     method = params.method
     query = points.sanitise(task.query)
     adapted = method.adapt(params, task.support, key=key)
-    prediction = method.predict(params, adapted, query.x)
+    prediction = method.predict(params, adapted, query.x, mask=query.mask)
     return points.mean_metric(method.point_loss, prediction.mean, query)

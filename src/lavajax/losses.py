@@ -61,6 +61,18 @@ class Loss(Protocol):
         """c where d2 value / d outputs2 = c I everywhere, which closed forms need; else None."""
 
 
+def constant_curvature(loss: Loss, k: int) -> float:
+    """c of a loss that has a constant curvature.
+
+    Raises:
+        ValueError: it has none.
+    """
+    c = loss.constant_curvature(k)
+    if c is None:
+        raise ValueError(f"point_loss must have a constant curvature here, got {loss!r}")
+    return c
+
+
 @dataclasses.dataclass(frozen=True)
 class SquaredError:
     r"""Squared error, l = (c/2) ||f - y||^2.

@@ -28,9 +28,13 @@ class Expectation(Protocol):
         """The mean of ``fn(task, key)``, a pytree of arrays. Not to be differentiated through."""
 
     def value_and_grad(
-        self, fn: Callable[[PyTree, Task, Array], Array], learned: PyTree
-    ) -> tuple[Array, PyTree]:
-        """The mean of the scalar ``fn(learned, task, key)``, and its gradient in ``learned``."""
+        self, fn: Callable[[PyTree, Task, Array], PyTree], learned: PyTree, *, has_aux: bool = False
+    ) -> tuple[PyTree, PyTree]:
+        """The mean of the scalar ``fn(learned, task, key)``, and its gradient in ``learned``.
+
+        With ``has_aux``, ``fn`` returns ``(scalar, aux)``, and the first result is the mean of
+        both; only the scalar is differentiated.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,12 +57,13 @@ class BatchExpectation:
         return self._over_devices(jax.tree.map(lambda v: jnp.mean(v, axis=0), values))
 
     def value_and_grad(
-        self, fn: Callable[[PyTree, Task, Array], Array], learned: PyTree
-    ) -> tuple[Array, PyTree]:
+        self, fn: Callable[[PyTree, Task, Array], PyTree], learned: PyTree, *, has_aux: bool = False
+    ) -> tuple[PyTree, PyTree]:
         """See ``Expectation``."""
 
-        def local(learned: PyTree) -> Array:
-            return jnp.mean(jax.vmap(fn, in_axes=(None, 0, 0))(learned, self.tasks, self.keys))
+        def local(learned: PyTree) -> PyTree:
+            values = jax.vmap(fn, in_axes=(None, 0, 0))(learned, self.tasks, self.keys)
+            return jax.tree.map(lambda v: jnp.mean(v, axis=0), values)
 
         if self.axis_name is not None:
             # The gradient in a value that is replicated over devices would already be a sum over
@@ -66,7 +71,7 @@ class BatchExpectation:
             learned = jax.tree.map(
                 lambda leaf: lax.pcast(leaf, self.axis_name, to="varying"), learned
             )
-        return self._over_devices(jax.value_and_grad(local)(learned))
+        return self._over_devices(jax.value_and_grad(local, has_aux=has_aux)(learned))
 
     def _over_devices(self, tree: PyTree) -> PyTree:
         return tree if self.axis_name is None else lax.pmean(tree, self.axis_name)

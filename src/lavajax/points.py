@@ -22,17 +22,22 @@ def count(points: Points, dtype: jnp.dtype | type = float) -> Array:
 
 
 def sanitise(points: Points) -> Points:
-    """Zeros where the mask is False, so that no NaN of the padding reaches a gradient.
+    """A copy of the first real point where the mask is False; zeros where no point is real.
 
-    Multiplying by a mask is not enough: 0 * NaN is NaN, in the backward pass too.
+    No NaN of the padding then reaches a gradient, for which multiplying by a mask is not enough:
+    0 * NaN is NaN, in the backward pass too. A real point is an input that every model can take,
+    which zeros need not be.
     """
     real = points.mask
     if real is None:
         return points
 
     def clean(values: Array) -> Array:
+        if values.shape[0] == 0:
+            return values
         mask = real.astype(bool).reshape((-1,) + (1,) * (values.ndim - 1))
-        return jnp.where(mask, values, jnp.zeros((), values.dtype))
+        values = jnp.where(mask, values, jnp.zeros((), values.dtype))
+        return jnp.where(mask, values, values[jnp.argmax(real)])
 
     return Points(clean(points.x), clean(points.y), points.mask)
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from lavajax import network, validate
+from lavajax import network, precision, validate
 from lavajax.models.base import Model
 from lavajax.types import Array, MetaParams, PyTree
 
@@ -128,7 +128,8 @@ class Bound(NamedTuple):
         prior: the block before adaptation, theta_0.
         inputs: ``[N, ...]``: what ``apply`` takes: the features z for a head, else x itself.
         apply: ``(block, inputs [n, ...], mask [n] or None) -> outputs [n, k]``, for all inputs
-            together, or, in a backbone that does not couple them, for any one.
+            together, or, in a backbone that does not couple them, for any one; in float32 or
+            better.
     """
 
     prior: PyTree
@@ -149,10 +150,10 @@ def bind(
     net, fixed = net_of(params), params.fixed["backbone"]
     prior = subspace.block(net)
     if subspace.shares_backbone:
-        z = network.features(model, net, fixed, x, mask)
+        z = precision.lift(network.features(model, net, fixed, x, mask))
         return Bound(prior, z, lambda head, z, mask: z @ head)
-    return Bound(
-        prior,
-        x,
-        lambda block, x, mask: network.outputs(model, subspace.merge(net, block), fixed, x, mask),
-    )
+
+    def apply(block: PyTree, x: Array, mask: Array | None) -> Array:
+        return precision.lift(network.outputs(model, subspace.merge(net, block), fixed, x, mask))
+
+    return Bound(prior, x, apply)

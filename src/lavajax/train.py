@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ import optax
 
 from lavajax.methods.base import Method
 from lavajax.outer import BatchExpectation
-from lavajax.tasks.base import TaskSource
+from lavajax.tasks.base import TaskSource, check_source
 from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
 
 
@@ -37,9 +38,9 @@ def outer_optimizer(
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    if rate <= 0:
-        raise ValueError(f"rate must be above 0, got {rate}")
-    if clip <= 0:
+    if not 0 < rate < math.inf:
+        raise ValueError(f"rate must be a finite number above 0, got {rate}")
+    if not clip > 0:
         raise ValueError(f"clip must be above 0, got {clip}")
     if warmup is None:
         warmup = min(1000, steps // 10)
@@ -59,8 +60,9 @@ class Progress:
         metrics: the method's metrics, each averaged over the steps of the chunk; scalars, or
             ``[seeds]`` where several seeds train together.
         seconds: of this chunk, compilation included.
-        compiled: whether this chunk included the compilation.
-        state: the state after the chunk.
+        compiled: whether this is the first chunk, which compiles what was not compiled before.
+        state: the state after the chunk. Its arrays are given up to the next chunk: a callback
+            that keeps it, or its params, must copy them (``jax.tree.map(jnp.copy, ...)``).
     """
 
     step: int
@@ -90,6 +92,11 @@ class Trained:
         """The meta-parameters of one of several seeds."""
         if np.ndim(self.state.step) == 0:
             raise ValueError("seed() is for runs of several seeds: this one was trained alone")
+        if not 0 <= index < len(self.state.step):
+            raise ValueError(
+                f"index must be from 0 to {len(self.state.step) - 1}, one for each seed, "
+                f"got {index}"
+            )
         return jax.tree.map(lambda leaf: leaf[index], self.params)
 
 
@@ -100,8 +107,8 @@ def init_state(
     key: Array,
 ) -> TrainState:
     """The state at step 0, for points like those of ``tasks``."""
-    init_key, run_key = jax.random.split(key)
-    example = tasks.sample(init_key, "train").support
+    example_key, init_key, run_key = jax.random.split(key, 3)
+    example = tasks.sample(example_key, "train").support
     params = method.init(init_key, example.x, example.y)
     return TrainState(
         params, tx.init(params.learned), method.memory(params), run_key, jnp.zeros((), jnp.int32)
@@ -229,7 +236,8 @@ def train(
         meta_batch: tasks per outer step, B.
         optimizer: any optax optimiser over ``params.learned``; None: ``outer_optimizer(steps)``.
         chunk: outer steps in one compiled call. Does not change the result.
-        callback: called with a ``Progress`` after every chunk.
+        callback: called with a ``Progress`` after every chunk; must copy what it keeps of its
+            ``state``.
 
     Returns:
         Final parameters, state and history.
@@ -238,17 +246,24 @@ def train(
         ValueError: an argument is out of range, or the method cannot take such tasks.
         FloatingPointError: the loss of every seed has become NaN or infinite.
     """
+    if isinstance(method, type) or not callable(getattr(method, "step", None)):
+        raise ValueError(f"method must be an instance such as Lava(), got {method!r}")
+    check_source(tasks)
     for name, value in (("steps", steps), ("meta_batch", meta_batch), ("chunk", chunk)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if seeds is not None and seeds < 1:
-        raise ValueError(f"seeds must be at least 1, or None for a single run, got {seeds}")
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+    if seeds is not None and (not isinstance(seeds, int) or seeds < 1):
+        raise ValueError(
+            f"seeds must be an integer of at least 1, or None for a single run, got {seeds}"
+        )
     tx = outer_optimizer(steps) if optimizer is None else optimizer
+    # Compiled, so that no two leaves of the state share a buffer: all are given up to each chunk.
+    init = jax.jit(lambda tasks, key: init_state(method, tasks, tx, key))
     if seeds is None:
-        state = init_state(method, tasks, tx, jax.random.key(seed))
+        state = init(tasks, jax.random.key(seed))
     else:
         keys = jnp.stack([jax.random.key(seed + i) for i in range(seeds)])
-        state = jax.vmap(partial(init_state, method, tasks, tx))(keys)
+        state = jax.vmap(init, in_axes=(None, 0))(tasks, keys)
 
     history: list[dict[str, np.ndarray]] = []
     done = 0
@@ -266,7 +281,6 @@ def train(
             )
         if callback is not None:
             seconds = time.perf_counter() - start
-            # The next chunk donates the state's buffers: a callback that keeps it must copy.
             callback(Progress(done, steps, host, seconds, done == length, state))
     stacked = {name: np.stack([h[name] for h in history]) for name in history[0]}
     return Trained(state.params, state, stacked)

@@ -28,7 +28,9 @@ def number(owner: Any, field: str, *, minimum: float | None = None, strict: bool
         if isinstance(value, (bool, str)):
             raise TypeError
         result = float(value)
-    except TypeError:
+    except OverflowError:
+        result = math.inf
+    except (TypeError, ValueError):
         raise ValueError(f"{_name(owner, field)} must be a number, got {value!r}") from None
     bad = not math.isfinite(result)
     if minimum is not None:

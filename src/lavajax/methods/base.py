@@ -61,8 +61,10 @@ class Method(Protocol):
                 none refuse it.
         """
 
-    def predict(self, params: MetaParams, adapted: Adapted, x: Array) -> Prediction:
-        """Predicts at x ``[M, ...]``."""
+    def predict(
+        self, params: MetaParams, adapted: Adapted, x: Array, *, mask: Array | None = None
+    ) -> Prediction:
+        """Predicts at x ``[M, ...]``; ``mask`` ``[M]`` is for backbones that couple points."""
 
     def loss(self, params: MetaParams, task: Task, key: Array) -> Array:
         """What the outer loop minimises, for one task; a scalar."""
@@ -141,6 +143,28 @@ def scalar(value: float) -> Array:
     return jnp.asarray(value, jnp.result_type(float))
 
 
+class RateMethod(Protocol):
+    """A method with an inner rate that may be learned."""
+
+    @property
+    def inner_rate(self) -> float:
+        """Step size alpha, or where it starts."""
+
+    @property
+    def learn_inner_rate(self) -> bool:
+        """Whether alpha is learned."""
+
+
+def learned_rate(method: RateMethod) -> dict[str, Array]:
+    """The leaf ``inner_rate``, where it is learned."""
+    return {"inner_rate": scalar(method.inner_rate)} if method.learn_inner_rate else {}
+
+
+def inner_rate(method: RateMethod, params: MetaParams) -> Array | float:
+    """alpha: the learned leaf, or the fixed hyperparameter."""
+    return params.learned["inner_rate"] if method.learn_inner_rate else method.inner_rate
+
+
 def bind_support(
     method: NetworkMethod, params: MetaParams, support: Points
 ) -> tuple[Points, Bound]:
@@ -161,14 +185,20 @@ def outputs(
 ) -> Array:
     """The outputs f ``[M, k]`` of the adapted network."""
     net = method.subspace.merge(net_of(params), adapted.block)
-    return network.outputs(method.model, net, params.fixed["backbone"], x, mask)
+    return precision.lift(network.outputs(method.model, net, params.fixed["backbone"], x, mask))
 
 
 def predict_mean(
-    method: NetworkMethod, params: MetaParams, adapted: Adapted, x: Array
+    method: NetworkMethod,
+    params: MetaParams,
+    adapted: Adapted,
+    x: Array,
+    *,
+    mask: Array | None = None,
 ) -> Prediction:
     """The prediction of the adapted network, without error bars."""
-    return Prediction(jax.vmap(method.point_loss.mean)(outputs(method, params, adapted, x)))
+    f = outputs(method, params, adapted, x, mask)
+    return Prediction(jax.vmap(method.point_loss.mean)(f))
 
 
 def query_loss(method: NetworkMethod, params: MetaParams, task: Task, key: Array | None) -> Array:

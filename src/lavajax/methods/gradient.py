@@ -11,7 +11,8 @@ from lavajax.methods.base import (
     bind_support,
     check_parts,
     init_network,
-    scalar,
+    inner_rate,
+    learned_rate,
 )
 from lavajax.types import Adapted, Array, MetaParams, Points
 
@@ -48,16 +49,6 @@ def check_gradient(method: GradientMethod) -> None:
 def init_gradient(method: GradientMethod, key: Array, x: Array, y: Array) -> MetaParams:
     """The network, and the inner rate where it is learned."""
     return init_network(method, key, x, y, learned_rate(method))
-
-
-def learned_rate(method: GradientMethod) -> dict[str, Array]:
-    """The leaf ``inner_rate``, where it is learned."""
-    return {"inner_rate": scalar(method.inner_rate)} if method.learn_inner_rate else {}
-
-
-def inner_rate(method: GradientMethod, params: MetaParams) -> Array | float:
-    """alpha: the learned leaf, or the fixed hyperparameter."""
-    return params.learned["inner_rate"] if method.learn_inner_rate else method.inner_rate
 
 
 def adapt_gradient(

@@ -11,11 +11,13 @@ from jax import lax
 
 from lavajax import points, precision, tangent, validate
 from lavajax.curvature import PointLosses
-from lavajax.losses import Loss, SquaredError
+from lavajax.losses import Loss, SquaredError, constant_curvature
 from lavajax.methods.base import (
     bind_support,
     check_parts,
     init_network,
+    inner_rate,
+    learned_rate,
     predict_mean,
     query_loss,
     scalar,
@@ -51,12 +53,14 @@ class Lava:
             S -> infinity); ``"map"``, to its own maximum a posteriori, the least of
             l_i + eps/2 ||d||^2 (for a head, LAVA then **is** ridge regression around theta_0).
             The last two are closed form, need no rate, and a loss of constant curvature.
-        inner_rate: alpha, or where it starts.
-        learn_inner_rate: learn alpha, as a scalar, in the outer loop.
+        inner_rate: alpha, or where it starts; unused where steps are not counted.
+        learn_inner_rate: learn alpha, as a scalar, in the outer loop; likewise.
         epsilon: eps, the regulariser of each curvature, or where it starts.
         learn_epsilon: learn log eps in the outer loop.
         epsilon_floor: f; a learned eps is replaced by eps + f mean_i tr(H_i)/k, without which it
-            shrinks until float32 cannot solve the system. Unused for a fixed eps.
+            shrinks until float32 cannot solve the system and training is unstable. More helps many
+            points, less helps few: of 1e-5 to 1e-3, 2e-4 served 2, 10 and 20 points of a sine.
+            Unused for a fixed eps.
         curvature: ``"ggn"``; ``"hessian"``, exact by ``jax.hessian``, which may be indefinite
             (see ``diagnose``); or ``"flat"``, the plain average of the steps.
         curvature_at: where H_i is taken: ``"adapted"``, theta_i, as in the paper, or ``"prior"``,
@@ -99,6 +103,11 @@ class Lava:
                 f"as SquaredError(); got {self.point_loss!r}, which has no such minimum: give a "
                 "number of steps"
             )
+        if self.curvature == "flat" and self.learn_epsilon:
+            raise ValueError(
+                "Lava.learn_epsilon=True needs curvature='ggn' or 'hessian': with curvature='flat' "
+                "epsilon has no effect, and there is nothing to learn"
+            )
         if self.solver in ("primal", "dual") and self.curvature != "ggn":
             raise ValueError(
                 f"Lava.solver={self.solver!r} is a form of the system for curvature='ggn'; with "
@@ -131,9 +140,7 @@ class Lava:
             ValueError: the points do not fit the model or the loss, or the backbone couples points
                 that this setting must take apart.
         """
-        learned = {}
-        if self.learn_inner_rate and not self._linear_steps:
-            learned["inner_rate"] = scalar(self.inner_rate)
+        learned = {} if self._linear_steps else learned_rate(self)
         if self.learn_epsilon:
             learned["log_epsilon"] = jnp.log(scalar(self.epsilon))
         params = init_network(self, key, x, y, learned)
@@ -170,15 +177,6 @@ class Lava:
         assert isinstance(self.inner_steps, int)
         return self.inner_steps
 
-    def _c(self, k: int) -> float:
-        """The constant curvature c, where the loss has one."""
-        c = self.point_loss.constant_curvature(k)
-        assert c is not None
-        return c
-
-    def _rate(self, params: MetaParams) -> Array | float:
-        return params.learned["inner_rate"] if self.learn_inner_rate else self.inner_rate
-
     def _epsilon(self, params: MetaParams, scale: Array) -> Array | float:
         """eps, above its floor relative to ``scale``, the mean curvature per output."""
         if not self.learn_epsilon:
@@ -196,12 +194,14 @@ class Lava:
         converged, beta_i = 1/(c s_i); at the point's own MAP, omega_i = 1.
         """
         head, z = bound.prior, precision.lift(bound.inputs)
-        c = self._c(head.shape[1])
+        c = constant_curvature(self.point_loss, head.shape[1])
         weight = points.weights(support, z.dtype)
         n = points.count(support, z.dtype)
         z = z * weight[:, None]
-        y = precision.lift(self.point_loss.cast(support.y, z.dtype))
-        residual = (jnp.matmul(z, head, precision=lax.Precision.HIGHEST) - y) * weight[:, None]
+        f = jnp.matmul(z, head, precision=lax.Precision.HIGHEST)
+        y = self.point_loss.cast(support.y, f.dtype)
+        slope = jax.vmap(jax.grad(self.point_loss.value))(f, y)
+        residual = slope / c * weight[:, None]
         cs = c * jnp.sum(z**2, axis=-1)
         epsilon = self._epsilon(params, jnp.sum(cs) / n)
         if self.inner_steps == "map":
@@ -209,7 +209,7 @@ class Lava:
         elif self.inner_steps == "converged":
             omega = 1 + epsilon / jnp.where(weight > 0, cs, 1.0)
         else:
-            rate = self._rate(params)
+            rate = inner_rate(self, params)
             omega = rate * _geometric(1 - rate * cs, self._count_steps) * (cs + epsilon)
         targets = omega[:, None] * residual
         return head - precision.solve_kronecker_head(z, targets, n * epsilon / c, self._route)
@@ -232,10 +232,14 @@ class Lava:
     ) -> tuple[PyTree, precision.Curvature]:
         """The steps d_i, with leaves ``[N, ...]``, and the curvatures H_i."""
         f, jacobian = apart.jacobian(prior, fan=False)  # compiled only where it is used
-        if self._steps_in_span:
-            steps = jacobian.spread(self._coefficients(params, apart, f, jacobian.blocks())[0])
+        if self._linear_steps:
+            steps = apart.newton_steps(
+                f, jacobian, self._damping(params, apart, f, jacobian.blocks())
+            )
+        elif self._at_prior and self.inner_steps == 1:
+            steps = jacobian.spread(apart.gradient_coefficients(f, inner_rate(self, params)))
         else:
-            steps = apart.descend(prior, self._rate(params), self._count_steps)
+            steps = apart.descend(prior, inner_rate(self, params), self._count_steps)
         if self.curvature == "flat":
             size = sum(leaf.size for leaf in jax.tree.leaves(prior))
             return steps, precision.Flat(apart.weight.shape[0], size)
@@ -247,24 +251,22 @@ class Lava:
             f, jacobian = apart.jacobian(theta, fan=True)
         return steps, precision.LowRank(apart.factors(f, jacobian), self._route)
 
-    @property
-    def _steps_in_span(self) -> bool:
-        """Whether the Jacobian at the prior gives the steps; one gradient step if it is there."""
-        return self._linear_steps or (self.inner_steps == 1 and self._at_prior)
-
-    def _coefficients(
+    def _epsilon_at_prior(
         self, params: MetaParams, apart: PointLosses, f: Array, blocks: Array
-    ) -> tuple[Array, Array | float]:
-        """a ``[N, k]`` with d_i = J_i^T a_i, and eps, given outputs and J_i J_i^T ``[N, k, k]``."""
+    ) -> Array | float:
+        """eps, given outputs and J_i J_i^T ``[N, k, k]`` at the prior."""
         s = apart.loss_factors(f)
-        traces = jnp.einsum("nkr,nkl,nlr->n", s, blocks, s)
-        epsilon = self._epsilon(params, apart.mean_scale(traces))
+        traces = jnp.einsum("nkr,nkl,nlr->n", s, blocks, s, precision="highest")
+        return self._epsilon(params, apart.mean_scale(traces))
+
+    def _damping(
+        self, params: MetaParams, apart: PointLosses, f: Array, blocks: Array
+    ) -> Array | float:
+        """What a point's own minimisation adds: eps/c for its MAP, nothing to converge."""
         if self.inner_steps == "converged":
-            return apart.newton_coefficients(f, blocks, 0.0), epsilon
-        if self.inner_steps == "map":
-            damping = epsilon / self._c(apart.out_dim)
-            return apart.newton_coefficients(f, blocks, damping), epsilon
-        return apart.gradient_coefficients(f, self._rate(params)), epsilon
+            return 0.0
+        epsilon = self._epsilon_at_prior(params, apart, f, blocks)
+        return epsilon / constant_curvature(self.point_loss, apart.out_dim)
 
     def _in_span(self, apart: PointLosses, prior: PyTree) -> bool:
         """Whether all of it can happen in the space of the N k outputs, which is the smaller.
@@ -274,7 +276,7 @@ class Lava:
         """
         if not isinstance(self.subspace, Full) or self.curvature != "ggn":
             return False
-        if not (self._at_prior and self._steps_in_span):
+        if not self._at_prior or not (self._linear_steps or self.inner_steps == 1):
             return False
         size = sum(leaf.size for leaf in jax.tree.leaves(prior))
         small = apart.weight.shape[0] * apart.out_dim < size
@@ -291,7 +293,13 @@ class Lava:
         else:
             f, jacobian = apart.jacobian(prior, fan=False)
         gram = jacobian.gram()
-        steps, epsilon = self._coefficients(params, apart, f, jnp.einsum("nknl->nkl", gram))
+        blocks = jnp.einsum("nknl->nkl", gram)
+        epsilon = self._epsilon_at_prior(params, apart, f, blocks)
+        if self._linear_steps:
+            damping = self._damping(params, apart, f, blocks)
+            steps = apart.newton_coefficients(f, blocks, damping)
+        else:
+            steps = apart.gradient_coefficients(f, inner_rate(self, params))
         u = precision.combine_in_span(gram, steps, apart.loss_factors(f), apart.count, epsilon)
         return jax.tree.map(jnp.add, prior, jacobian.combine(u))
 

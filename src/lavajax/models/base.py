@@ -40,7 +40,7 @@ class Model(Protocol):
         Args:
             weights: as ``init`` gave them.
             fixed: as ``init`` gave them.
-            x: inputs; zeros where ``mask`` is False.
+            x: inputs; a copy of a real one where ``mask`` is False.
             context: as in ``init``.
             mask: ``[N]`` booleans, for backbones that couple points; None when all are real.
         """

@@ -66,7 +66,9 @@ class Linen:
             variables = dict(self.module.init(key, x, *_given(context)))
             weights = variables.pop("params", {})
             self.features(weights, variables, x, context=context)
-        except errors.InvalidRngError as error:
+        except (errors.InvalidRngError, ValueError) as error:
+            if not isinstance(error, errors.InvalidRngError) and "deterministic" not in str(error):
+                raise
             raise ValueError(
                 "model must be deterministic: set deterministic=True in its Dropout layers "
                 f"({str(error).splitlines()[0]})"

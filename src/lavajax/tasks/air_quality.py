@@ -10,6 +10,7 @@ import dataclasses
 import io
 import re
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -192,8 +193,9 @@ def read_air_quality(path: str | Path, column: str = "PM2.5") -> np.ndarray:
     try:
         with zipfile.ZipFile(path) as archive:
             return _read_stations(archive, path, column, pandas)
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"data must be a whole zip file, got {path}: {error}") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        # RuntimeError is what zipfile raises for an encrypted archive.
+        raise ValueError(f"data must be a whole, plain zip file, got {path}: {error}") from None
 
 
 def _read_stations(archive: zipfile.ZipFile, path: Path, column: str, pandas: Any) -> np.ndarray:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
+
+import jax
 
 from lavajax.types import Array, Task
 
@@ -24,3 +26,21 @@ class TaskSource(Protocol):
             key: PRNG key.
             split: ``"train"``, ``"validation"`` or ``"test"``; static.
         """
+
+
+def check_source(tasks: Any) -> None:
+    """Requires an object that ``train`` and ``evaluate`` can hand to a compiled function.
+
+    Raises:
+        ValueError: it does not sample, or JAX does not know it as a pytree.
+    """
+    if isinstance(tasks, type) or not callable(getattr(tasks, "sample", None)):
+        hint = "; give what its load() returns" if hasattr(tasks, "load") else ""
+        raise ValueError(
+            f"tasks must be a source with sample(key, split), got {type(tasks).__name__}{hint}"
+        )
+    if any(leaf is tasks for leaf in jax.tree.leaves(tasks)):
+        raise ValueError(
+            f"tasks must be a pytree, and JAX does not know {type(tasks).__name__}: decorate it "
+            "with jax.tree_util.register_dataclass, or register_static if it holds no arrays"
+        )

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import lavajax
+from lavajax.evaluate import task_keys
 from lavajax.outer import BatchExpectation
 from lavajax.train import init_state, run_steps
 from lavajax.types import Points, Task
@@ -94,10 +95,10 @@ def test_a_run_alone_has_no_axis_of_seeds_and_no_seed_to_pick():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"steps": 0}, "steps must be at least 1, got 0"),
-        ({"meta_batch": 0}, "meta_batch must be at least 1, got 0"),
-        ({"chunk": 0}, "chunk must be at least 1, got 0"),
-        ({"seeds": 0}, "seeds must be at least 1, or None for a single run, got 0"),
+        ({"steps": 0}, "steps must be an integer of at least 1, got 0"),
+        ({"meta_batch": 2.5}, "meta_batch must be an integer of at least 1, got 2.5"),
+        ({"chunk": 0}, "chunk must be an integer of at least 1, got 0"),
+        ({"seeds": 0}, "seeds must be an integer of at least 1, or None for a single run, got 0"),
     ],
 )
 def test_bad_arguments_of_train_are_refused(change, message):
@@ -108,7 +109,7 @@ def test_bad_arguments_of_train_are_refused(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rate": 0.0}, "rate must be above 0, got 0"),
+        ({"rate": 0.0}, "rate must be a finite number above 0, got 0"),
         ({"clip": -1.0}, "clip must be above 0, got -1"),
         ({"warmup": 10}, "warmup must be at least 0 and below steps = 10, got 10"),
     ],
@@ -154,6 +155,44 @@ def test_a_users_own_optimizer_takes_the_meta_gradient():
     expected = jax.tree.map(lambda p, g: p - rate * g, start.params.learned, grads)
     for a, b in zip(jax.tree.leaves(end.params.learned), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_things_that_are_not_a_method_or_a_source_are_refused():
+    with pytest.raises(ValueError, match=r"method must be an instance such as Lava\(\)"):
+        lavajax.train(lavajax.Lava, TASKS)
+    with pytest.raises(ValueError, match=r"got AirQuality; give what its load\(\) returns"):
+        lavajax.train(METHOD, lavajax.AirQuality("x.zip"))
+
+    class Unknown:
+        sample = TASKS.sample
+
+    with pytest.raises(ValueError, match=r"JAX does not know Unknown.*register_dataclass"):
+        lavajax.train(METHOD, Unknown())
+
+
+def test_one_seed_of_several_must_be_picked():
+    trained = lavajax.train(METHOD, TASKS, steps=1, seeds=3, meta_batch=2)
+    with pytest.raises(ValueError, match=r"params must be those of one seed, got 3 seeds"):
+        lavajax.evaluate(trained.params, TASKS)
+    with pytest.raises(ValueError, match=r"must be MetaParams, got Trained; give its \.params"):
+        lavajax.adapt(trained, example())
+    with pytest.raises(ValueError, match="index must be from 0 to 2, one for each seed, got 3"):
+        trained.seed(3)
+
+
+def test_memory_that_starts_as_the_parameters_trains():
+    """Whatever a method keeps of its parameters: buffers given up to a chunk are no one else's."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Remembering(lavajax.Anil):
+        def memory(self, params):
+            return params.learned
+
+    trained = lavajax.train(Remembering(model=MODEL), TASKS, steps=4, chunk=2, meta_batch=2)
+    start = init_state(
+        Remembering(model=MODEL), TASKS, optax.sgd(0.1), jax.random.key(0)
+    ).params.learned
+    np.testing.assert_allclose(trained.state.memory["head"], start["head"], rtol=1e-6)
 
 
 def test_divergence_is_an_error_that_says_where():
@@ -216,7 +255,7 @@ def test_evaluation_is_the_mean_of_independent_tasks_whatever_the_batch():
     narrow = lavajax.evaluate(params, TASKS, num_tasks=30, batch=7)
     np.testing.assert_allclose(wide.values, narrow.values, rtol=1e-5)
     assert wide.metric == "mse"
-    keys = jax.random.split(jax.random.key(0), 30)
+    keys = task_keys(0, 30)
     for index in (0, 29):
         task = TASKS.sample(jax.random.split(keys[index])[0], "test")
         adapted = lavajax.adapt(params, task.support)

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 from lavajax import points
 from lavajax.inner import descend
 from lavajax.losses import Loss, constant_curvature
-from lavajax.precision import add_diagonal_each, solve_positive
+from lavajax.precision import solve_positive
 from lavajax.subspace import Bound
 from lavajax.tangent import Rows
 from lavajax.types import Array, Points, PyTree
@@ -93,46 +93,29 @@ class PointLosses:
         """a ``[N, k]`` of one gradient step, d_i = J_i^T a_i: a_i = -rate dl/df."""
         return -rate * jax.vmap(jax.grad(self.loss.value))(f, self.targets)
 
-    def newton_coefficients(self, f: Array, gram: Array, damping: Array | float) -> Array:
-        """a ``[N, k]`` of the least of l_i(f_i + J_i d) + (c damping/2) ||d||^2.
+    def newton_coefficients(
+        self, f: Array, gram: Array, damping: Array | float, relative: float
+    ) -> Array:
+        """a ``[N, k]`` of the least of l_i(f_i + J_i d) + (c rho_i/2) ||d||^2.
 
         For a loss of constant curvature c, with r_i = (dl/df)/c, f_i - y_i for squared error:
-        d_i = J_i^T a_i, a_i = -(J_i J_i^T + damping I)^-1 r_i, given the J_i J_i^T as
-        ``[N, k, k]``. At damping 0 it is the smallest d that fits the linearised point.
+        d_i = J_i^T a_i, a_i = -(J_i J_i^T + rho_i I)^-1 r_i.
+
+        Args:
+            f: outputs ``[N, k]``.
+            gram: the J_i J_i^T, ``[N, k, k]``.
+            damping: the part of rho_i that all points share.
+            relative: the part of rho_i in units of each point's own scale, tr(J_i J_i^T)/k; never
+                less than rounding needs.
         """
-        ridge = self._ridge(gram, damping)
-        return -jax.vmap(solve_positive)(add_diagonal_each(gram, ridge), self.residual(f))
-
-    def newton_steps(self, f: Array, jacobian: Rows, damping: Array | float) -> PyTree:
-        """The fan of the same d_i, solved in the smaller of the two spaces.
-
-        With fewer parameters n than outputs k, J_i J_i^T is singular, and d_i is
-        -(J_i^T J_i + damping I)^-1 J_i^T r_i instead.
-        """
-        if sum(leaf[0, 0].size for leaf in jax.tree.leaves(jacobian.rows)) >= self.out_dim:
-            a = self.newton_coefficients(f, jacobian.blocks(), damping)
-            return jacobian.spread(a)
-        single = jax.tree.map(lambda leaf: leaf[0, 0], jacobian.rows)
-        unravel = ravel_pytree(single)[1]
-        rows = jax.vmap(jax.vmap(lambda row: ravel_pytree(row)[0]))(jacobian.rows)  # [N, k, n]
-        normal = jnp.einsum("nka,nkb->nab", rows, rows, precision="highest")
-        pulled = jnp.einsum("nka,nk->na", rows, self.residual(f), precision="highest")
-        system = add_diagonal_each(normal, self._ridge(normal, damping))
-        return jax.vmap(unravel)(-jax.vmap(solve_positive)(system, pulled))
-
-    def residual(self, f: Array) -> Array:
-        """(dl/df)/c ``[N, k]``, for a loss of constant curvature c."""
         slope = jax.vmap(jax.grad(self.loss.value))(f, self.targets)
-        return slope / constant_curvature(self.loss, self.out_dim)
-
-    def _ridge(self, gram: Array, damping: Array | float) -> Array:
-        """Damping plus what rounding needs, relative to each point's own scale; 1 without one.
-
-        A point that does not depend on the block, and padding, have no scale, and take no step.
-        """
-        scale = jnp.trace(gram, axis1=1, axis2=2) / gram.shape[-1]
-        rounding = 10 * jnp.finfo(gram.dtype).eps * scale
-        return damping + jnp.where(scale > 0, rounding, 1.0)
+        residual = slope / constant_curvature(self.loss, self.out_dim)
+        scale = jnp.trace(gram, axis1=1, axis2=2) / self.out_dim
+        relative = max(relative, 10 * float(jnp.finfo(gram.dtype).eps))
+        # A point that does not depend on the block, and padding, have no scale and take no step.
+        rho = damping + jnp.where(scale > 0, relative * scale, 1.0)
+        system = gram + rho[:, None, None] * jnp.eye(self.out_dim, dtype=gram.dtype)
+        return -jax.vmap(solve_positive)(system, residual)
 
     def loss_factors(self, f: Array) -> Array:
         """S ``[N, k, r]``, with S_i S_i^T the curvature of the loss in the outputs ``[N, k]``."""

@@ -108,9 +108,17 @@ def score(
         raise ValueError(f"batch must be at least 1, got {batch}")
     if not isinstance(fn, jax.tree_util.Partial):
         fn = jax.tree_util.Partial(fn)
-    # Apart from the keys that a training run of the same seed folds and splits.
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), _STREAM), num_tasks)
+    keys = task_keys(seed, num_tasks)
     return np.asarray(_score(fn, tasks, keys, split=split, batch=min(batch, num_tasks)))
+
+
+def task_keys(seed: int, num_tasks: int) -> Array:
+    """The keys ``[num_tasks]`` of the tasks of an evaluation.
+
+    They lie apart from those that a training run of the same seed splits and folds. Each is split
+    in two: the first half draws the task, the second goes to ``fn``.
+    """
+    return jax.random.split(jax.random.fold_in(jax.random.key(seed), _STREAM), num_tasks)
 
 
 @partial(jax.jit, static_argnames=("split", "batch"))

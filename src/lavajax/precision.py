@@ -54,11 +54,6 @@ def add_diagonal(matrix: Array, value: Array | float) -> Array:
     return matrix + value * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
 
 
-def add_diagonal_each(matrices: Array, values: Array) -> Array:
-    """matrices + values I, for ``[N, n, n]`` and ``[N]``."""
-    return matrices + values[:, None, None] * jnp.eye(matrices.shape[-1], dtype=matrices.dtype)
-
-
 def solve_kronecker_head(z: Array, targets: Array, ridge: Array, route: Route = "auto") -> Array:
     """(Z^T Z + ridge I_P)^-1 Z^T T: one solve for all k outputs, of size min(N, P).
 

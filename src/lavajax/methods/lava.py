@@ -25,7 +25,7 @@ from lavajax.methods.base import (
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
-from lavajax.subspace import Bound, Full, Head, Subspace
+from lavajax.subspace import Bound, Context, Full, Head, Subspace
 from lavajax.types import Adapted, Array, MetaParams, Points, PyTree
 
 
@@ -233,9 +233,7 @@ class Lava:
         """The steps d_i, with leaves ``[N, ...]``, and the curvatures H_i."""
         f, jacobian = apart.jacobian(prior, fan=False)  # compiled only where it is used
         if self._linear_steps:
-            steps = apart.newton_steps(
-                f, jacobian, self._damping(params, apart, f, jacobian.blocks())
-            )
+            steps = jacobian.spread(self._newton(params, apart, f, jacobian.blocks()))
         elif self._at_prior and self.inner_steps == 1:
             steps = jacobian.spread(apart.gradient_coefficients(f, inner_rate(self, params)))
         else:
@@ -259,14 +257,16 @@ class Lava:
         traces = jnp.einsum("nkr,nkl,nlr->n", s, blocks, s, precision="highest")
         return self._epsilon(params, apart.mean_scale(traces))
 
-    def _damping(
-        self, params: MetaParams, apart: PointLosses, f: Array, blocks: Array
-    ) -> Array | float:
-        """What a point's own minimisation adds: eps/c for its MAP, nothing to converge."""
+    def _newton(self, params: MetaParams, apart: PointLosses, f: Array, blocks: Array) -> Array:
+        """a ``[N, k]``, d_i = J_i^T a_i, of steps to the least of each linearised point."""
+        # A few context parameters may move some outputs hardly or not at all: without damping
+        # they would move without bound. A head moves all alike, and is part of all weights.
+        relative = 1e-4 if isinstance(self.subspace, Context) else 0.0
         if self.inner_steps == "converged":
-            return 0.0
+            return apart.newton_coefficients(f, blocks, 0.0, relative)
         epsilon = self._epsilon_at_prior(params, apart, f, blocks)
-        return epsilon / constant_curvature(self.point_loss, apart.out_dim)
+        damping = epsilon / constant_curvature(self.point_loss, apart.out_dim)
+        return apart.newton_coefficients(f, blocks, damping, relative)
 
     def _in_span(self, apart: PointLosses, prior: PyTree) -> bool:
         """Whether all of it can happen in the space of the N k outputs, which is the smaller.
@@ -296,8 +296,7 @@ class Lava:
         blocks = jnp.einsum("nknl->nkl", gram)
         epsilon = self._epsilon_at_prior(params, apart, f, blocks)
         if self._linear_steps:
-            damping = self._damping(params, apart, f, blocks)
-            steps = apart.newton_coefficients(f, blocks, damping)
+            steps = self._newton(params, apart, f, blocks)
         else:
             steps = apart.gradient_coefficients(f, inner_rate(self, params))
         u = precision.combine_in_span(gram, steps, apart.loss_factors(f), apart.count, epsilon)

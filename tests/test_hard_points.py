@@ -1,0 +1,159 @@
+"""Points and models that break what is written for ordinary ones."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lavajax
+from helpers import (
+    RELU,
+    adapt,
+    assert_close,
+    assert_different,
+    assert_finite,
+    make_params,
+    make_points,
+    prior_block,
+)
+
+
+class Product(nn.Module):
+    """Features that do not depend on the context where x is 0."""
+
+    @nn.compact
+    def __call__(self, x, context):
+        h = nn.Dense(6, use_bias=False)(x) * nn.Dense(6)(context)
+        return nn.tanh(h)
+
+
+class Normalised(nn.Module):
+    """Not defined at x = 0, which padding must therefore not be."""
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(6, use_bias=False)(x)
+        return h / jnp.linalg.norm(h, axis=-1, keepdims=True)
+
+
+class BatchNormalised(nn.Module):
+    """Couples the points of a batch, and takes a mask."""
+
+    @nn.compact
+    def __call__(self, x, mask=None):
+        norm = nn.BatchNorm(use_running_average=False)
+        return norm(nn.Dense(6)(x), mask=None if mask is None else mask[:, None])
+
+
+@pytest.mark.parametrize("inner_steps", ["converged", "map", 1])
+def test_a_point_that_does_not_depend_on_the_block_takes_no_step(inner_steps):
+    """J_i = 0: the point's own system has no scale."""
+    method = lavajax.Lava(
+        model=lavajax.Linen(Product()),
+        subspace=lavajax.Context(2),
+        inner_steps=inner_steps,
+        learn_epsilon=True,
+    )
+    points = make_points(4)
+    points = dataclasses.replace(points, x=points.x.at[1].set(0.0))
+    params = make_params(method, points)
+    block = adapt(params, points)
+    assert_finite(block)
+    assert_different(block, prior_block(params))
+    task = lavajax.Task(points, make_points(3, seed=1))
+    grads = jax.grad(lambda p: method.loss(params.replace_learned(p), task, None))(params.learned)
+    assert_finite(grads)
+
+    alone = jax.tree.map(lambda leaf: leaf[1:2], points)
+    assert_close(adapt(params, alone), prior_block(params), 1e-6)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_context_near_or_below_the_number_of_outputs_converges_in_float32(size):
+    """With C < k every J_i J_i^T is singular, with C >= k it may nearly be."""
+    method = lavajax.lava_converged(model=RELU, subspace=lavajax.Context(size))
+    with jax.enable_x64(True):
+        points = make_points(6, k=3)
+        params = make_params(method, points)
+        expected = adapt(params, points)
+        assert_different(expected, prior_block(params))
+    low = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (params, points))
+    assert_close(adapt(*low), expected, 5e-3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(lavajax.SquaredError):
+    """A user's own quadratic loss, (1/k) ||f - 2 y||^2."""
+
+    def value(self, outputs, y):
+        return jnp.mean((outputs - 2 * y) ** 2)
+
+
+@pytest.mark.parametrize("subspace", [lavajax.Head(), lavajax.Full()], ids=["head", "full"])
+@pytest.mark.parametrize("inner_steps", [1, "converged"])
+def test_any_quadratic_loss_has_the_closed_form(subspace, inner_steps, x64):
+    """Closed forms read the slope of the loss, and do not assume that it is f - y."""
+    fast = lavajax.Lava(model=RELU, subspace=subspace, inner_steps=inner_steps, point_loss=Scaled())
+    naive = dataclasses.replace(fast, solver="naive")
+    points = make_points(4, k=2)
+    params = make_params(fast, points)
+    block = adapt(params, points)
+    assert_close(block, adapt(dataclasses.replace(params, method=naive), points), 1e-9)
+    doubled = dataclasses.replace(
+        params, method=dataclasses.replace(fast, point_loss=lavajax.SquaredError())
+    )
+    assert_close(block, adapt(doubled, lavajax.Points(points.x, 2 * points.y)), 1e-9)
+
+
+def test_padding_is_an_input_that_the_model_can_take():
+    method = lavajax.lava_converged(model=lavajax.Linen(Normalised()))
+    points = make_points(3, d=2)
+    params = make_params(method, points)
+    padded = lavajax.Points(
+        jnp.concatenate([jnp.full((2, 2), jnp.nan), points.x]),
+        jnp.concatenate([jnp.full((2, 1), jnp.nan), points.y]),
+        jnp.arange(5) >= 2,
+    )
+    assert_close(adapt(params, padded), adapt(params, points), 1e-5)
+    task = lavajax.Task(padded, padded)
+    grads = jax.grad(lambda p: method.loss(params.replace_learned(p), task, None))(params.learned)
+    assert_finite(grads)
+
+
+def test_padded_queries_stay_out_of_batch_statistics_in_loss_and_score():
+    from lavajax.evaluate import task_metric
+
+    method = lavajax.Lava(model=lavajax.Linen(BatchNormalised()))
+    support, query = make_points(4, d=2), make_points(3, d=2, seed=1)
+    params = make_params(method, support)
+    padded = lavajax.Points(
+        jnp.concatenate([query.x, jnp.full((2, 2), 1e3)]),
+        jnp.concatenate([query.y, jnp.zeros((2, 1))]),
+        jnp.arange(5) < 3,
+    )
+    for score in (
+        lambda q: method.loss(params, lavajax.Task(support, q), None),
+        lambda q: task_metric(params, lavajax.Task(support, q)),
+    ):
+        np.testing.assert_allclose(score(padded), score(query), rtol=1e-5)
+
+
+def test_loss_of_a_bfloat16_network_is_computed_in_float32():
+    """Labels keep their digits: bfloat16 could not tell these two apart."""
+    method = lavajax.Cavia(model=RELU, subspace=lavajax.Context(3))
+    points = make_points(4)
+    params = make_params(method, points)
+    rounded = params.replace_learned(
+        jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params.learned)
+    )
+    losses = [
+        method.loss(rounded, lavajax.Task(points, lavajax.Points(points.x, y)), None)
+        for y in (jnp.full((4, 1), 100.0), jnp.full((4, 1), 100.1))
+    ]
+    assert losses[0].dtype == jnp.float32
+    assert losses[1] - losses[0] == pytest.approx(20.0, rel=0.1)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import lavajax
 from helpers import (
@@ -157,3 +158,24 @@ def test_loss_of_a_bfloat16_network_is_computed_in_float32():
     ]
     assert losses[0].dtype == jnp.float32
     assert losses[1] - losses[0] == pytest.approx(20.0, rel=0.1)
+
+
+def test_gradient_over_whole_parameters_meets_no_random_state():
+    """Dropout's keys and counters stay out of the parameters, where ``jax.grad`` refuses them."""
+
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.layer = nnx.Linear(1, 6, rngs=rngs)
+            self.drop = nnx.Dropout(0.5, rngs=rngs)
+            self.norm = nnx.BatchNorm(6, rngs=rngs)
+
+        def __call__(self, x):
+            return self.norm(self.drop(self.layer(x)))
+
+    method = lavajax.Anil(model=lavajax.NNX(lambda rngs: Net(rngs)))
+    points = make_points(4)
+    params = make_params(method, points)
+    assert params.fixed["backbone"].keys() == {"batch_stats"}
+    grads = jax.grad(lambda p: method.loss(p, lavajax.Task(points, points), None))(params)
+    assert_finite(grads)
+    assert_different(grads.learned, jax.tree.map(jnp.zeros_like, params.learned))

@@ -17,6 +17,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from flax import errors, nnx
 
 from lavajax import validate
@@ -121,7 +122,7 @@ class NNX:
     def init(self, key: Array, x: Array, context: Array | None = None) -> tuple[PyTree, PyTree]:
         """The module's ``nnx.Param`` as weights, its other variables as fixed."""
         del x, context
-        _, (weights, batch_stats, rest) = _split(_build(self.constructor, key))
+        _, (weights, batch_stats, _, rest) = _split(_build(self.constructor, key))
         states = {"batch_stats": batch_stats, "rest": rest}
         return weights, {name: state for name, state in states.items() if state}
 
@@ -139,9 +140,12 @@ class NNX:
         Raises:
             ValueError: padding would enter the batch statistics.
         """
-        graphdef, module_type = _structure(self.constructor)
+        graphdef, module_type, rngs = _structure(self.constructor)
         masked = _mask_argument(module_type, "batch_stats" in fixed, mask)
-        module = nnx.merge(graphdef, weights, fixed.get("batch_stats", {}), fixed.get("rest", {}))
+        # The random streams of deterministic dropout are never drawn from: any key will do.
+        streams = jax.tree.map(_blank, rngs)
+        batch_stats, rest = fixed.get("batch_stats", {}), fixed.get("rest", {})
+        module = nnx.merge(graphdef, weights, batch_stats, streams, rest)
         return module(x, *_given(context), **masked)
 
 
@@ -168,14 +172,14 @@ def _build(constructor: Callable[[nnx.Rngs], nnx.Module], key: Array) -> nnx.Mod
 
 
 def _split(module: nnx.Module) -> tuple[nnx.GraphDef, tuple[PyTree, ...]]:
-    """The static half, and pure dicts of weights, batch statistics and other variables."""
-    graphdef, *states = nnx.split(module, nnx.Param, nnx.BatchStat, ...)
+    """The static half, and pure dicts of weights, batch statistics, streams and the rest."""
+    graphdef, *states = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
     return graphdef, tuple(nnx.to_pure_dict(state) for state in states)
 
 
 @functools.lru_cache(maxsize=64)
-def _structure(constructor: Callable[[nnx.Rngs], nnx.Module]) -> tuple[nnx.GraphDef, type]:
-    """The static half of the module, and its type, from an abstract run of the constructor."""
+def _structure(constructor: Callable[[nnx.Rngs], nnx.Module]) -> tuple[nnx.GraphDef, type, PyTree]:
+    """The static half of the module, its type, and the shapes of its random streams."""
     found = []
 
     def record(key: Array) -> PyTree:
@@ -184,5 +188,11 @@ def _structure(constructor: Callable[[nnx.Rngs], nnx.Module]) -> tuple[nnx.Graph
         found.append((graphdef, type(module)))
         return states
 
-    jax.eval_shape(record, jax.random.key(0))
-    return found[0]
+    _, _, rngs, _ = jax.eval_shape(record, jax.random.key(0))
+    return (*found[0], rngs)
+
+
+def _blank(like: jax.ShapeDtypeStruct) -> Array:
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jnp.broadcast_to(jax.random.key(0), like.shape)
+    return jnp.zeros(like.shape, like.dtype)

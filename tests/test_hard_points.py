@@ -172,7 +172,7 @@ def test_gradient_over_whole_parameters_meets_no_random_state():
         def __call__(self, x):
             return self.norm(self.drop(self.layer(x)))
 
-    method = lavajax.Anil(model=lavajax.NNX(lambda rngs: Net(rngs)))
+    method = lavajax.Anil(model=lavajax.NNX(Net))
     points = make_points(4)
     params = make_params(method, points)
     assert params.fixed["backbone"].keys() == {"batch_stats"}

@@ -15,7 +15,7 @@ def draw(source, number, seed=0, split="train"):
 
 
 def fit(task):
-    """Amplitude and phase ``[tasks]`` by least squares on sin x and cos x, and the largest error."""
+    """Amplitude, phase ``[tasks]`` and largest error of least squares on sin x and cos x."""
     x, y = (
         np.concatenate([getattr(task.support, n), getattr(task.query, n)], axis=1)[..., 0]
         for n in "xy"

@@ -197,10 +197,10 @@ class CrossEntropy:
 
     def value(self, outputs: Array, y: Array) -> Array:
         """-log softmax(f)[y], a scalar; NaN for a label out of range."""
-        chosen = jnp.take(
-            outputs, jnp.where(y < 0, self.classes, y), mode="fill", fill_value=jnp.nan
-        )
-        return jax.nn.logsumexp(outputs) - chosen
+        valid = (y >= 0) & (y < self.classes)
+        loss = jax.nn.logsumexp(outputs) - outputs[jnp.where(valid, y, 0)]
+        # A factor, so that the gradient is NaN too: adaptation sees nothing else of the loss.
+        return loss * jnp.where(valid, 1.0, jnp.nan)
 
     def mean(self, outputs: Array) -> Array:
         """Class probabilities, ``[C]``."""

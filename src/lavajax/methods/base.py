@@ -165,6 +165,11 @@ def inner_rate(method: RateMethod, params: MetaParams) -> Array | float:
     return params.learned["inner_rate"] if method.learn_inner_rate else method.inner_rate
 
 
+def prior_of(method: NetworkMethod, params: MetaParams) -> Adapted:
+    """The outcome without any support: the prior block, in float32 or better."""
+    return Adapted(precision.lift(method.subspace.block(net_of(params))))
+
+
 def bind_support(
     method: NetworkMethod, params: MetaParams, support: Points
 ) -> tuple[Points, Bound]:

@@ -13,6 +13,7 @@ from lavajax.methods.base import (
     init_network,
     inner_rate,
     learned_rate,
+    prior_of,
 )
 from lavajax.types import Adapted, Array, MetaParams, Points
 
@@ -56,6 +57,8 @@ def adapt_gradient(
 ) -> Adapted:
     """Takes S gradient steps from the prior block on the mean loss of the support."""
     del key  # deterministic
+    if support.x.shape[0] == 0:
+        return prior_of(method, params)
     support, bound = bind_support(method, params, support)
 
     def objective(block: Array) -> Array:

@@ -19,6 +19,7 @@ from lavajax.methods.base import (
     inner_rate,
     learned_rate,
     predict_mean,
+    prior_of,
     query_loss,
     scalar,
 )
@@ -52,7 +53,8 @@ class Lava:
             ``"converged"``, to where its linearised loss is least (for a head, the limit of
             S -> infinity); ``"map"``, to its own maximum a posteriori, the least of
             l_i + eps/2 ||d||^2 (for a head, LAVA then **is** ridge regression around theta_0).
-            The last two are closed form, need no rate, and a loss of constant curvature.
+            The last two are closed form, need no rate, and a loss of constant curvature. In a
+            context, where they may be ill-posed, they are damped by 1e-4 of the point's own scale.
         inner_rate: alpha, or where it starts; unused where steps are not counted.
         learn_inner_rate: learn alpha, as a scalar, in the outer loop; likewise.
         epsilon: eps, the regulariser of each curvature, or where it starts.
@@ -155,9 +157,9 @@ class Lava:
     def adapt(self, params: MetaParams, support: Points, *, key: Array | None = None) -> Adapted:
         """One LAVA step from the prior block, on the support of one task."""
         del key  # deterministic
-        support, bound = bind_support(self, params, support)
         if support.x.shape[0] == 0:
-            return Adapted(bound.prior)
+            return prior_of(self, params)
+        support, bound = bind_support(self, params, support)
         if self._has_closed_form:
             return Adapted(self._adapt_closed_form(params, support, bound))
         return Adapted(self._adapt_general(params, support, bound))

@@ -28,8 +28,7 @@ from lavajax.types import Array, PyTree
 class Linen:
     """A Linen module as backbone: ``Linen(nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(64)]))``.
 
-    For context adaptation the module's ``__call__`` takes ``(x, context)``, with ``context`` a
-    vector ``[C]``.
+    For context adaptation its ``__call__`` takes an argument ``context``, a vector ``[C]``.
 
     Attributes:
         module: an unbound module. Fields that are lists are stored as tuples, to be hashable.
@@ -64,7 +63,7 @@ class Linen:
             ValueError: the module wants a random key in its forward pass.
         """
         try:
-            variables = dict(self.module.init(key, x, *_given(context)))
+            variables = dict(self.module.init(key, x, **_given(context)))
             weights = variables.pop("params", {})
             self.features(weights, variables, x, context=context)
         except (errors.InvalidRngError, ValueError) as error:
@@ -92,7 +91,7 @@ class Linen:
         """
         masked = _mask_argument(type(self.module), "batch_stats" in fixed, mask)
         out, _ = self.module.apply(
-            {"params": weights, **fixed}, x, *_given(context), mutable=list(fixed), **masked
+            {"params": weights, **fixed}, x, mutable=list(fixed), **_given(context), **masked
         )
         return out
 
@@ -101,8 +100,7 @@ class Linen:
 class NNX:
     """An NNX module as backbone: ``NNX(lambda rngs: Net(rngs=rngs))``.
 
-    For context adaptation the module's ``__call__`` takes ``(x, context)``, with ``context`` a
-    vector ``[C]``.
+    For context adaptation its ``__call__`` takes an argument ``context``, a vector ``[C]``.
 
     Attributes:
         constructor: builds the module from an ``nnx.Rngs``. Two adapters are equal, and share
@@ -146,11 +144,12 @@ class NNX:
         streams = jax.tree.map(_blank, rngs)
         batch_stats, rest = fixed.get("batch_stats", {}), fixed.get("rest", {})
         module = nnx.merge(graphdef, weights, batch_stats, streams, rest)
-        return module(x, *_given(context), **masked)
+        return module(x, **_given(context), **masked)
 
 
-def _given(context: Array | None) -> tuple[Array, ...]:
-    return () if context is None else (context,)
+def _given(context: Array | None) -> dict[str, Any]:
+    """The context as keyword argument, where there is one."""
+    return {} if context is None else {"context": context}
 
 
 def _mask_argument(module_type: type, coupled: bool, mask: Array | None) -> dict[str, Any]:

@@ -1,0 +1,23 @@
+"""Settings and fixtures of the whole suite."""
+
+import os
+
+import jax
+import pytest
+
+# Both are read when the backend starts, which importing jax does not do.
+# Virtual CPU devices deadlock on few cores with fewer threads.
+os.environ.setdefault("NPROC", "16")
+# The suite compiles hundreds of tiny functions and runs each a few times: compile fast. XLA aborts
+# at a flag it does not know, so this is for the versions where both exist.
+if jax.__version_info__[:2] == (0, 10):
+    os.environ.setdefault(
+        "XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    )
+
+
+@pytest.fixture
+def x64():
+    """float64 for one test only: the other tests of the same worker stay in float32."""
+    with jax.enable_x64(True):
+        yield

@@ -1,0 +1,138 @@
+"""What several test files share: small models, points, and comparisons of pytrees."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lavajax as lj
+from lavajax.subspace import net_of
+
+RELU = lj.MLP(hidden=(8, 8))
+TANH = lj.MLP(hidden=(8, 8), activation="tanh")  # for finite differences: no kinks
+
+
+@dataclasses.dataclass(frozen=True)
+class Circle:
+    """Features (cos x, sin x): every augmented feature has squared norm 2."""
+
+    def init(self, key, x, context=None):
+        """Nothing to draw."""
+        return {}, {}
+
+    def features(self, weights, fixed, x, *, context=None, mask=None):
+        """``[N, 2]``."""
+        return jnp.concatenate([jnp.cos(x), jnp.sin(x)], axis=1)
+
+
+def make_points(n, k=1, d=1, seed=0, mask=None):
+    """Regression points in the default float dtype."""
+    x_key, y_key = jax.random.split(jax.random.key(seed))
+    dtype = jnp.result_type(float)
+    mask = None if mask is None else jnp.asarray(mask, bool)
+    x = jax.random.normal(x_key, (n, d), dtype)
+    return lj.Points(x, jax.random.normal(y_key, (n, k), dtype), mask)
+
+
+def make_labels(n, classes=3, d=1, seed=0, mask=None):
+    """Points with integer labels."""
+    labels = jax.random.randint(jax.random.key(seed + 1), (n,), 0, classes)
+    return dataclasses.replace(make_points(n, 1, d, seed, mask), y=labels)
+
+
+def make_params(method, points, seed=0):
+    """Meta-parameters for points like these."""
+    return method.init(jax.random.key(seed), points.x, points.y)
+
+
+def with_method(params, method):
+    """The same leaves under another method: what two methods are compared by."""
+    return dataclasses.replace(params, method=method)
+
+
+def prior_block(params):
+    """The block before adaptation."""
+    return params.method.subspace.block(net_of(params))
+
+
+def adapt(params, support):
+    """The adapted block, compiled."""
+    return lj.adapt(params, support).block
+
+
+def stack(trees):
+    """A batch of equal pytrees."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+
+def at(tree, index):
+    """One entry of a batch."""
+    return jax.tree.map(lambda leaf: leaf[index], tree)
+
+
+def flat(tree):
+    """All leaves as one NumPy vector."""
+    leaves = [np.ravel(np.asarray(leaf)) for leaf in jax.tree.leaves(tree)]
+    return np.concatenate(leaves) if leaves else np.zeros(0)
+
+
+def error(actual, expected):
+    """The largest difference of two pytrees of one structure, relative to the largest entry."""
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    assert [np.shape(a) for a in jax.tree.leaves(actual)] == [
+        np.shape(e) for e in jax.tree.leaves(expected)
+    ]
+    a, e = flat(actual), flat(expected)
+    return np.max(np.abs(a - e)) / max(np.max(np.abs(e)), 1e-30) if e.size else 0.0
+
+
+def assert_close(actual, expected, tolerance):
+    """Equal within ``tolerance`` of the largest entry; NaN is never equal."""
+    assert error(actual, expected) <= tolerance
+
+
+def assert_different(actual, expected, by=1e-4):
+    """Apart by more than rounding: guards against comparisons that hold for a trivial reason."""
+    assert error(actual, expected) > by
+
+
+def assert_finite(tree):
+    """No NaN and no infinity in any leaf."""
+    assert np.all(np.isfinite(flat(tree)))
+
+
+def numpy_features(params, x):
+    """Augmented features [phi(x), 1] of a ReLU MLP, by NumPy alone."""
+    h = np.asarray(x)
+    layers = params["weights"]
+    for index, layer in enumerate(layers):
+        h = h @ np.asarray(layer["w"]) + np.asarray(layer["b"])
+        if index < len(layers) - 1:
+            h = np.maximum(h, 0)
+    return np.concatenate([h, np.ones((len(h), 1))], axis=1)
+
+
+# Every method in every subspace, for what must hold of all of them.
+METHODS = {
+    "lava-head": lj.Lava(RELU),
+    "lava-head-recommended": lj.lava_converged(model=RELU),
+    "lava-head-hessian": lj.Lava(RELU, curvature="hessian"),
+    "lava-context": lj.Lava(RELU, subspace=lj.Context(2)),
+    "lava-full": lj.Lava(RELU, subspace=lj.Full()),
+    "lava-full-adapted": lj.Lava(RELU, subspace=lj.Full(), inner_steps=2, curvature_at="adapted"),
+    "maml": lj.Maml(RELU),
+    "anil": lj.Anil(RELU, inner_steps=2),
+    "cavia": lj.Cavia(RELU, subspace=lj.Context(2), inner_rate=1.0),
+    "anil-classes": lj.Anil(RELU, lj.CrossEntropy(3)),
+    "lava-head-classes": lj.Lava(RELU, lj.CrossEntropy(3)),
+}
+
+
+def points_for(method, n, seed=0, mask=None):
+    """Points that fit a method of ``METHODS``: two outputs, or labels."""
+    if isinstance(method.point_loss, lj.CrossEntropy):
+        return make_labels(n, 3, seed=seed, mask=mask)
+    return make_points(n, 2, seed=seed, mask=mask)

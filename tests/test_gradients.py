@@ -1,0 +1,88 @@
+"""Reverse-mode gradients of the outer loss against central finite differences, in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import lavajax as lj
+from helpers import make_labels, make_params, make_points
+
+SMOOTH = lj.MLP(hidden=(4,), activation="tanh")  # no kinks
+HEAD, CONTEXT, FULL = lj.Head(), lj.Context(2), lj.Full()
+CLASSES = lj.CrossEntropy(3)
+
+
+def lava(subspace=HEAD, steps=1, **settings):
+    settings.setdefault("learn_epsilon", True)
+    return lj.Lava(SMOOTH, subspace=subspace, inner_steps=steps, **settings)
+
+
+SETTINGS = {
+    "head-1": lava(),
+    "head-3": lava(steps=3),
+    "head-converged": lava(steps="converged"),
+    "head-map": lava(steps="map"),
+    "head-primal": lava(solver="primal"),
+    "head-naive": lava(steps=2, solver="naive"),
+    "head-hessian": lava(curvature="hessian"),
+    "head-flat": lava(steps=2, curvature="flat", learn_epsilon=False),
+    "head-classes": lava(steps=2, point_loss=CLASSES),
+    "head-classes-hessian": lava(curvature="hessian", point_loss=CLASSES),
+    "context-1": lava(CONTEXT),
+    "context-3-prior": lava(CONTEXT, 3, curvature_at="prior"),
+    "context-converged": lava(lj.Context(3), "converged"),
+    "context-map": lava(CONTEXT, "map"),
+    "context-hessian": lava(CONTEXT, 2, curvature="hessian"),
+    "full-1": lava(FULL),
+    "full-converged": lava(FULL, "converged"),
+    "full-map": lava(FULL, "map"),
+    "full-2-adapted": lava(FULL, 2, curvature_at="adapted"),
+    "full-primal": lava(FULL, solver="primal"),
+    "full-hessian": lava(FULL, curvature="hessian"),
+    "full-classes": lava(FULL, point_loss=CLASSES),
+    "maml": lj.Maml(SMOOTH, inner_steps=2),
+    "anil": lj.Anil(SMOOTH, inner_steps=2),
+    "cavia": lj.Cavia(SMOOTH, subspace=CONTEXT, inner_steps=2),
+    "maml-classes": lj.Maml(SMOOTH, CLASSES),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_outer_gradient_is_the_finite_difference_in_every_learned_leaf(x64, name):
+    """LAVA-9, and the same for every method; with padding that holds NaN and infinity."""
+    method = SETTINGS[name]
+    if method.point_loss == CLASSES:
+        support, query = make_labels(4, mask=[1, 1, 0, 1]), make_labels(5, seed=7)
+    else:
+        support, query = make_points(4, 2, mask=[1, 1, 0, 1]), make_points(5, 2, seed=7)
+        support = lj.Points(support.x, support.y.at[2].set(jnp.inf), support.mask)
+    support = lj.Points(support.x.at[2].set(jnp.nan), support.y, support.mask)
+    params = make_params(method, support)
+    task = lj.Task(support, query)
+    start, unravel = ravel_pytree(params.learned)
+
+    def loss(vector):
+        return method.loss(params.replace_learned(unravel(vector)), task, None)
+
+    # Two random directions in each leaf.
+    leaves = jax.tree.leaves(params.learned)
+    owner = np.repeat(np.arange(len(leaves)), [leaf.size for leaf in leaves])
+    rng = np.random.default_rng(0)
+    directions = np.stack(
+        [rng.standard_normal(start.size) * (owner == i) for i in range(len(leaves)) for _ in "ab"]
+    )
+    h = 1e-5
+    shifted = jnp.concatenate([start + h * directions, start - h * directions])
+    values, gradient = jax.jit(lambda v, many: (jax.vmap(loss)(many), jax.grad(loss)(v)))(
+        start, shifted
+    )
+    up, down = np.split(np.asarray(values), 2)
+    gradient = np.asarray(gradient)
+    for leaf in range(len(leaves)):
+        assert np.linalg.norm(gradient[owner == leaf]) > 0
+    expected = (up - down) / (2 * h)
+    # A direction may be nearly level: rounding then counts against the size of the leaf's gradient.
+    size = np.array([np.linalg.norm(gradient * (d != 0)) for d in directions])
+    np.testing.assert_array_less(np.abs(directions @ gradient - expected), 1e-5 * size + 1e-10)

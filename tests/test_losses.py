@@ -1,0 +1,107 @@
+"""Losses of a point: value, curvature, metric, and what they take."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lavajax as lj
+from helpers import assert_close
+
+F = jnp.array([0.3, -1.2, 0.8])
+Y = jnp.array([0.1, 0.4, -0.5])
+LOSSES = {
+    "mean": (lj.SquaredError(), Y),
+    "sum": (lj.SquaredError("sum"), Y),
+    "classes": (lj.CrossEntropy(3), jnp.int32(2)),
+}
+EVERY = pytest.mark.parametrize("name", LOSSES)
+
+
+@EVERY
+def test_factor_is_a_root_of_the_hessian(x64, name):
+    """S S^T = d2 value / d outputs2, and c I where the loss says that it is constant."""
+    loss, y = LOSSES[name]
+    f = F.astype(float)
+    hessian = jax.hessian(loss.value)(f, y)
+    s = loss.factor(f)
+    assert_close(s @ s.T, hessian, 1e-12)
+    c = loss.constant_curvature(3)
+    if name == "classes":
+        assert c is None
+    else:
+        assert_close(c * np.eye(3), hessian, 1e-12)
+
+
+def test_values_and_metrics_against_numpy():
+    """Reductions over outputs, and what is reported."""
+    f, y = np.asarray(F), np.asarray(Y)
+    squares = (f - y) ** 2
+    np.testing.assert_allclose(lj.SquaredError().value(F, Y), squares.mean(), rtol=1e-6)
+    np.testing.assert_allclose(lj.SquaredError("sum").value(F, Y), squares.sum(), rtol=1e-6)
+    for reduction in ("mean", "sum"):  # reported alike, so that runs compare
+        loss = lj.SquaredError(reduction)
+        assert loss.metric_name == "mse"
+        np.testing.assert_allclose(loss.metric(F, Y), squares.mean(), rtol=1e-6)
+        np.testing.assert_array_equal(loss.mean(F), F)
+    p = np.exp(f) / np.exp(f).sum()
+    loss = lj.CrossEntropy(3)
+    assert loss.metric_name == "accuracy"
+    np.testing.assert_allclose(loss.mean(F), p, rtol=1e-6)
+    for label in range(3):
+        np.testing.assert_allclose(loss.value(F, jnp.int32(label)), -np.log(p[label]), rtol=1e-6)
+        assert loss.metric(loss.mean(F), label) == (label == 2)
+
+
+def test_cross_entropy_of_extreme_logits_is_finite_with_its_gradients():
+    """Also of the factor, where a probability underflows to 0."""
+    loss, f = lj.CrossEntropy(3), jnp.array([300.0, 0.0, -300.0])
+    assert float(loss.value(f, jnp.int32(2))) == 600
+    for tree in (loss.factor(f), jax.jacobian(loss.factor)(f), jax.grad(loss.value)(f, 2)):
+        assert np.all(np.isfinite(tree))
+
+
+@pytest.mark.parametrize("label", [-1, 3, 100])
+def test_label_out_of_range_is_refused_where_it_can_be_seen_and_nan_where_not(label):
+    """A negative index must not count from the end."""
+    loss = lj.CrossEntropy(3)
+    with pytest.raises(ValueError, match=f"y must hold labels from 0 to 2, got {label}"):
+        loss.check(np.array([0, label, 2]))
+    assert np.isnan(loss.value(F, jnp.int32(label)))
+    loss.check(np.array([0, 1, 2]))
+
+
+def test_targets_are_cast_to_the_outputs_dtype():
+    """Integer and half-precision targets of a regression; labels of any integer type."""
+    squared, classes = lj.SquaredError(), lj.CrossEntropy(3)
+    for dtype in (jnp.int32, jnp.float16, jnp.bfloat16, jnp.bool):
+        cast = squared.cast(jnp.ones(2, dtype), jnp.dtype("float32"))
+        assert cast.dtype == jnp.float32
+        np.testing.assert_array_equal(cast, 1)
+    for dtype in (jnp.uint8, jnp.int8, jnp.int32):
+        cast = classes.cast(jnp.array([2, 0], dtype), jnp.dtype("float32"))
+        assert cast.dtype == jnp.int32
+        np.testing.assert_array_equal(cast, [2, 0])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool", "complex64"])
+def test_labels_that_are_not_integers_are_refused(dtype):
+    with pytest.raises(ValueError, match=f"y must hold integer labels.*got dtype {dtype}"):
+        lj.CrossEntropy(3).cast(jnp.zeros(2, dtype), jnp.dtype("float32"))
+
+
+def test_complex_targets_are_refused():
+    with pytest.raises(ValueError, match="y must be real, got dtype complex64"):
+        lj.SquaredError().cast(jnp.zeros((2, 1), jnp.complex64), jnp.dtype("float32"))
+
+
+def test_outputs_that_targets_need():
+    """k for vectors, C for labels; a bare column is told what to do."""
+    assert lj.SquaredError().out_dim((4,)) == 4
+    assert lj.CrossEntropy(7).out_dim(()) == 7
+    with pytest.raises(ValueError, match=r"\[N, k\].*y\[:, None\]"):
+        lj.SquaredError().out_dim(())
+    with pytest.raises(ValueError, match=r"got one target of shape \(0,\)"):
+        lj.SquaredError().out_dim((0,))
+    with pytest.raises(ValueError, match=r"\[N\], integer labels.*shape \(1,\)"):
+        lj.CrossEntropy(7).out_dim((1,))

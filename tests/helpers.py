@@ -104,6 +104,19 @@ def assert_finite(tree):
     assert np.all(np.isfinite(flat(tree)))
 
 
+def assert_affine_in_labels(method, tolerance):
+    """Predictions at fixed inputs are affine in the labels of the support, and depend on them."""
+    support, other = make_points(4, 2), make_points(4, 2, seed=5)
+    params = make_params(method, support)
+
+    def predict(y):
+        return lj.predict(params, lj.adapt(params, (support.x, y)), other.x).mean
+
+    between = 0.3 * predict(support.y) + 0.7 * predict(other.y)
+    assert_close(predict(0.3 * support.y + 0.7 * other.y), between, tolerance)
+    assert_different(predict(other.y), predict(support.y))
+
+
 def numpy_features(params, x):
     """Augmented features [phi(x), 1] of a ReLU MLP, by NumPy alone."""
     h = np.asarray(x)

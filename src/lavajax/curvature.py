@@ -91,7 +91,11 @@ class PointLosses:
 
     def gradient_coefficients(self, f: Array, rate: Array | float) -> Array:
         """a ``[N, k]`` of one gradient step, d_i = J_i^T a_i: a_i = -rate dl/df."""
-        return -rate * jax.vmap(jax.grad(self.loss.value))(f, self.targets)
+        return -rate * self._slope(f)
+
+    def _slope(self, f: Array) -> Array:
+        """dl/df at every point, ``[N, k]``."""
+        return jax.vmap(jax.grad(self.loss.value))(f, self.targets)
 
     def newton_coefficients(
         self, f: Array, gram: Array, damping: Array | float, relative: float
@@ -108,8 +112,7 @@ class PointLosses:
             relative: the part of rho_i in units of each point's own scale, tr(J_i J_i^T)/k; never
                 less than rounding needs.
         """
-        slope = jax.vmap(jax.grad(self.loss.value))(f, self.targets)
-        residual = slope / constant_curvature(self.loss, self.out_dim)
+        residual = self._slope(f) / constant_curvature(self.loss, self.out_dim)
         scale = jnp.trace(gram, axis1=1, axis2=2) / self.out_dim
         relative = max(relative, 10 * float(jnp.finfo(gram.dtype).eps))
         # A point that does not depend on the block, and padding, have no scale and take no step.

@@ -159,9 +159,12 @@ def run_steps(
     def draw_block(first: Array) -> tuple[Task, Array]:
         return jax.vmap(lambda i: draw(tasks, state.key, i, meta_batch))(first + jnp.arange(size))
 
+    def step(state: TrainState, batch: tuple[Task, Array]) -> tuple[TrainState, dict[str, Array]]:
+        return state.params.method.step(state, BatchExpectation(*batch), tx)
+
     def take(carry: PyTree, batch: tuple[Task, Array]) -> PyTree:
         state, total = carry
-        state, metrics = state.params.method.step(state, BatchExpectation(*batch), tx)
+        state, metrics = step(state, batch)
         return state, jax.tree.map(jnp.add, total, metrics)
 
     def block(index: Array, carry: PyTree) -> PyTree:
@@ -174,12 +177,7 @@ def run_steps(
             carry,
         )
 
-    batch = jax.eval_shape(lambda: jax.tree.map(lambda leaf: leaf[0], draw_block(start)))
-    like = jax.eval_shape(
-        lambda state, batch: state.params.method.step(state, BatchExpectation(*batch), tx)[1],
-        state,
-        batch,
-    )
+    like = jax.eval_shape(lambda s: step(s, draw(tasks, s.key, start, meta_batch))[1], state)
     zeros = jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), like)
     state, total = jax.lax.fori_loop(
         start // size, (stop + size - 1) // size, block, (state, zeros)

@@ -8,6 +8,7 @@ from lavajax import points, validate
 from lavajax.inner import descend
 from lavajax.methods.base import (
     NetworkMethod,
+    RateMethod,
     bind_support,
     check_parts,
     init_network,
@@ -18,20 +19,12 @@ from lavajax.methods.base import (
 from lavajax.types import Adapted, Array, MetaParams, Points
 
 
-class GradientMethod(NetworkMethod, Protocol):
+class GradientMethod(NetworkMethod, RateMethod, Protocol):
     """A method with the fields of an inner loop of gradient steps."""
 
     @property
     def inner_steps(self) -> int:
         """Number of steps S."""
-
-    @property
-    def inner_rate(self) -> float:
-        """Step size alpha, or where it starts."""
-
-    @property
-    def learn_inner_rate(self) -> bool:
-        """Whether alpha is learned."""
 
     @property
     def first_order(self) -> bool:

@@ -96,10 +96,14 @@ class Adapted:
 
     Attributes:
         block: the adapted parameters, with the structure of their prior: for a head ``[P, k]``,
-            for a context ``[C]``, for all weights the network's own pytree.
+            for a context ``[C]``, for all weights the network's own pytree. Stochastic methods that
+            were given a key, and ensembles, have a leading axis of samples on every leaf.
+        posterior: what ``predict`` needs beside the block for error bars, factored once; None for
+            methods without.
     """
 
     block: PyTree
+    posterior: PyTree = None
 
 
 @jax.tree_util.register_dataclass

@@ -37,10 +37,6 @@ class Method(Protocol):
     """
 
     @property
-    def model(self) -> Model:
-        """The backbone."""
-
-    @property
     def point_loss(self) -> Loss:
         """The loss of one point, of support and query alike."""
 
@@ -80,6 +76,10 @@ class Method(Protocol):
 
 class NetworkMethod(Method, Protocol):
     """A method that adapts a part of one network."""
+
+    @property
+    def model(self) -> Model:
+        """The backbone."""
 
     @property
     def subspace(self) -> Subspace:

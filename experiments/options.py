@@ -8,6 +8,7 @@ of just these. An option has the plain name of its field where one part owns tha
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -17,7 +18,9 @@ import tyro
 from tyro.conf import OmitArgPrefixes, arg
 
 import lavajax
-from lavajax.config import nearest
+from folder import CONFIG
+from lavajax.checkpoint import CHECKPOINTS
+from lavajax.config import from_json, nearest, to_json
 from lavajax.methods.base import Method
 
 TASKS: dict[str, Any] = {"sine": lavajax.Sine, "air-quality": lavajax.AirQuality}
@@ -47,12 +50,16 @@ class Choice:
     Choose task and method first; --help then shows the options of your choice.
 
     Attributes:
+        resume: folder of a run to go on with; its settings are its own, and nothing else is given.
+        eval: a saved model, or the folder of a run, to score without training.
         task: source of tasks.
         method: meta-learning method; lava-converged is the setting of LAVA that we recommend.
         model: backbone.
         subspace: what adapts, where the method leaves it open (lava).
     """
 
+    resume: Path | None = None
+    eval: Path | None = None
     task: Literal[tuple(TASKS)] = "sine"  # type: ignore[valid-type]
     method: Literal[tuple(METHODS)] = "lava"  # type: ignore[valid-type]
     model: Literal[tuple(MODELS)] = "mlp"  # type: ignore[valid-type]
@@ -71,8 +78,13 @@ class RunOptions:
         outer_rate: peak learning rate of Adam, after a warm-up and before a cosine to 0.
         warmup: outer steps of warm-up; 1,000, or a tenth of a shorter run, where not given.
         clip: bound on the norm of the meta-gradient.
-        test_tasks: unseen tasks to score on.
+        test_tasks: unseen tasks to score on at the end.
+        report_every: outer steps between two reports, each with the error on 200 unseen tasks.
+        checkpoint_seconds: least time between two checkpoints.
+        tensorboard: write TensorBoard logs into the run's folder.
+        figures: draw three tasks and the learning curve at the end.
         out: folder for the run's files; a new one under runs/ where not given.
+        overwrite: replace the run that --out holds.
     """
 
     steps: int = 15_000
@@ -83,10 +95,15 @@ class RunOptions:
     warmup: int | None = None
     clip: float = 10.0
     test_tasks: int = 10_000
+    report_every: int = 500
+    checkpoint_seconds: float = 10.0
+    tensorboard: bool = False
+    figures: bool = True
     out: Path | None = None
+    overwrite: bool = False
 
     def __post_init__(self) -> None:
-        least = {"steps": 1, "seeds": 1, "meta_batch": 1, "test_tasks": 2}
+        least = {"steps": 1, "seeds": 1, "meta_batch": 1, "test_tasks": 2, "report_every": 1}
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise ValueError(
@@ -95,12 +112,32 @@ class RunOptions:
                 )
         if not 0 <= self.seed < 2**32 - self.seeds:
             raise ValueError(f"--seed must be between 0 and 2**32 - seeds, got {self.seed}")
-        if (
-            self.out is not None
-            and self.out.exists()
-            and (not self.out.is_dir() or any(self.out.iterdir()))
-        ):
-            raise ValueError(f"--out must be a new or empty folder, {self.out} is in use")
+        if self.overwrite and self.out is None:
+            raise ValueError("--overwrite needs --out: a run without it has a folder of its own")
+
+    @property
+    def stacked(self) -> int | None:
+        """The number of seeds as ``lavajax.train`` takes it: None for a single run."""
+        return None if self.seeds == 1 else self.seeds
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalOptions:
+    """The evaluation.
+
+    Attributes:
+        test_tasks: unseen tasks to score on.
+        test_seed: of these tasks; a run is scored with 0.
+    """
+
+    test_tasks: int = 10_000
+    test_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.test_tasks < 2:
+            raise ValueError(f"--test-tasks must be at least 2, got {self.test_tasks}")
+        if not 0 <= self.test_seed < 2**32:
+            raise ValueError(f"--test-seed must be between 0 and 2**32, got {self.test_seed}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +150,49 @@ class Settings:
     method: Method
     run: RunOptions
 
+    def to_json(self) -> dict[str, Any]:
+        """What a run's folder keeps of it: all but the folder."""
+        run = dataclasses.asdict(self.run)
+        del run["out"], run["overwrite"]
+        names = {"task_name": self.task_name, "method_name": self.method_name}
+        return {**names, "task": to_json(self.task), "method": to_json(self.method), "run": run}
 
-def parse(args: Sequence[str]) -> Settings:
+    @staticmethod
+    def from_json(data: Any) -> Settings:
+        """The inverse.
+
+        Raises:
+            ValueError: the data is not what ``to_json`` has written.
+        """
+        try:
+            run = dict(data["run"])
+            unknown = run.keys() - {f.name for f in dataclasses.fields(RunOptions)}
+            if unknown:
+                raise ValueError(f"there is no option {', '.join(sorted(unknown))}")
+            task, method = from_json(data["task"]), from_json(data["method"])
+            return Settings(data["task_name"], data["method_name"], task, method, RunOptions(**run))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"the run's configuration is damaged: {error!r}") from None
+
+
+@dataclasses.dataclass(frozen=True)
+class Resume:
+    """Go on with the run in a folder."""
+
+    path: Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluate:
+    """Score a saved model; ``task`` is what was asked for, or the run's own."""
+
+    path: Path
+    task_name: str
+    task: Any
+    options: EvalOptions
+
+
+def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
     """Reads a command line.
 
     Raises:
@@ -124,6 +202,16 @@ def parse(args: Sequence[str]) -> Settings:
     asks_help = any(a in ("-h", "--help") for a in args)
     first = [a for a in args if a not in ("-h", "--help")]
     choice, rest = tyro.cli(Choice, args=first, prog="run.py", return_unknown_args=True)
+    help_flag = ["--help"] if asks_help else []
+    if choice.resume is not None:
+        if len(args) > (1 if args[0].startswith("--resume=") else 2):
+            raise ValueError(
+                f"--resume={choice.resume} takes its settings from the run's own configuration, "
+                "and no other option: another number of steps, say, would be another schedule"
+            )
+        return Resume(choice.resume)
+    if choice.eval is not None:
+        return _parse_eval(choice, args, [*rest, *help_flag])
     template = _method(choice)
     parts: dict[str, Any] = {
         "task": TASKS[choice.task],
@@ -131,18 +219,45 @@ def parse(args: Sequence[str]) -> Settings:
         **{name: getattr(template, name) for name in _PARTS if hasattr(template, name)},
         "run": RunOptions,
     }
-    options = _options(choice, parts)
-    _check_names(rest, parts)
-    parsed = tyro.cli(
-        OmitArgPrefixes[options],  # type: ignore[valid-type, misc]
-        args=[*rest, "--help"] if asks_help else rest,
-        prog="run.py",
+    about = (
+        f"Meta-train {choice.method} on {choice.task} and score it on unseen tasks.\n\n"
+        "These are the options of this choice. Choose others, and ask --help again, by "
+        f"--task {{{','.join(TASKS)}}}, --method {{{','.join(METHODS)}}}, "
+        f"--model {{{','.join(MODELS)}}}; for lava also --subspace {{{','.join(SUBSPACES)}}}. "
+        "--resume FOLDER goes on with a run, --eval FOLDER scores a saved model."
     )
-    built = {name: _build(part, getattr(parsed, name, None)) for name, part in parts.items()}
+    built = _parse_parts(parts, about, [*rest, *help_flag])
     settable = {f.name for f in dataclasses.fields(template)}
     nested = {name: built[name] for name in _PARTS if name in settable and name in built}
     method = dataclasses.replace(built["method"], **nested)
     return Settings(choice.task, choice.method, built["task"], method, built["run"])
+
+
+def _parse_eval(choice: Choice, args: Sequence[str], rest: list[str]) -> Evaluate:
+    """The task is the run's own, unless another is named; its options vary it."""
+    assert choice.eval is not None
+    task: Any = TASKS[choice.task]
+    name: str = choice.task
+    given = [a for a in args if a.split("=")[0] in ("--task", "--method", "--model", "--subspace")]
+    if any(not a.startswith("--task") for a in given):
+        raise ValueError(f"--eval scores the method that was saved; leave {given[-1]} out")
+    config = choice.eval / CONFIG
+    if not given and (choice.eval / CHECKPOINTS).is_dir() and config.is_file():
+        settings = Settings.from_json(json.loads(config.read_text()))
+        task, name = settings.task, settings.task_name
+    about = f"Score the model saved in {choice.eval} on unseen tasks of {name}, without training."
+    built = _parse_parts({"task": task, "run": EvalOptions}, about, rest)
+    return Evaluate(choice.eval, name, built["task"], built["run"])
+
+
+def _parse_parts(parts: dict[str, Any], about: str, args: list[str]) -> dict[str, Any]:
+    """The second pass: each part with the values that were given for its options."""
+    fields = [(name, _mirror(part)) for name, part in parts.items()]
+    options = dataclasses.make_dataclass("Options", [f for f in fields if f[1] is not None])
+    options.__doc__ = about
+    _check_names(args, parts)
+    parsed = tyro.cli(OmitArgPrefixes[options], args=args, prog="run.py")  # type: ignore[valid-type, misc]
+    return {name: _build(part, getattr(parsed, name, None)) for name, part in parts.items()}
 
 
 def _check_names(args: Sequence[str], parts: dict[str, Any]) -> None:
@@ -151,7 +266,7 @@ def _check_names(args: Sequence[str], parts: dict[str, Any]) -> None:
     known = [f"--{name}" for name in names] + [f"--no-{name}" for name in names]
     for word in args:
         option = word.split("=")[0].replace("_", "-")
-        if option.startswith("--") and option not in known:
+        if option.startswith("--") and option not in (*known, "--help"):
             raise ValueError(
                 f"{option} is not an option of this task and method{nearest(option, known)}; "
                 "--help lists them"
@@ -172,19 +287,6 @@ def _method(choice: Choice) -> Any:
             f"{adapted}"
         )
     return dataclasses.replace(method, subspace=SUBSPACES[choice.subspace])
-
-
-def _options(choice: Choice, parts: dict[str, Any]) -> type:
-    """A dataclass of dataclasses, one for each part, that tyro turns into options."""
-    fields = [(name, _mirror(part)) for name, part in parts.items()]
-    options = dataclasses.make_dataclass("Options", [f for f in fields if f[1] is not None])
-    options.__doc__ = (
-        f"Meta-train {choice.method} on {choice.task} and score it on unseen tasks.\n\n"
-        "These are the options of this choice. Choose others, and ask --help again, by "
-        f"--task {{{','.join(TASKS)}}}, --method {{{','.join(METHODS)}}}, "
-        f"--model {{{','.join(MODELS)}}}; for lava also --subspace {{{','.join(SUBSPACES)}}}."
-    )
-    return options
 
 
 def _own_fields(part: Any) -> list[tuple[dataclasses.Field[Any], str]]:

@@ -2,18 +2,21 @@
 
 python experiments/run.py --task=sine
 python experiments/run.py --task=sine --method=lava --shots=2 --inner-steps=1 --help
+python experiments/run.py --resume=runs/sine-lava-20250101-120000
+python experiments/run.py --eval=runs/sine-lava-20250101-120000
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import datetime
 import importlib.metadata
-import json
-import math
 import os
+import signal
 import sys
 import time
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,126 +24,278 @@ import jax
 import numpy as np
 
 import lavajax
-from lavajax.config import to_json
+from lavajax import checkpoint
 from lavajax.extras import require
+from lavajax.train import start_state
 
 try:
-    for package in ("tyro", "docstring_parser", "rich"):
+    for package in ("tyro", "docstring_parser", "rich", "orbax.checkpoint"):
         require(package, "experiments", "experiments/run.py")
 except ModuleNotFoundError as missing:
     sys.exit(f"error: {missing}")
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from options import Settings, parse
+import figures
+from folder import CONFIG, LEARNING_FIGURE, RESULTS, TASKS_FIGURE, TENSORBOARD, RunFolder
+from options import Evaluate, Resume, Settings, parse
 from reference import paper_value, reference_errors
+from report import Reporter, TensorBoard, table
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked the run to stop."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 def main() -> int:
-    """Runs the command line; 2 for a setting that cannot be, 1 for a run that failed."""
+    """Runs the command line.
+
+    Returns:
+        0; 2 for a setting that cannot be, 1 for a run that failed, 128 and the number of the
+        signal for a run that was stopped.
+    """
     console = Console()
+    warnings.showwarning = lambda message, *_, **__: _say(console, f"warning: {message}", "yellow")
     try:
-        settings = parse(sys.argv[1:])
-        source = settings.task.load() if hasattr(settings.task, "load") else settings.task
+        command = parse(sys.argv[1:])
+        if isinstance(command, Evaluate):
+            score_saved(command, console)
+            return 0
+        if isinstance(command, Resume):
+            folder = RunFolder.of(command.path)
+            settings = Settings.from_json(folder.read(CONFIG))
+            source = load_source(settings.task)
+        else:
+            settings, folder = command, None
+            source = load_source(settings.task)
+            check_model(settings, source)
         optimizer = lavajax.outer_optimizer(
             settings.run.steps,
             rate=settings.run.outer_rate,
             warmup=settings.run.warmup,
             clip=settings.run.clip,
         )
-        check_model(settings, source)
-        folder = make_folder(settings)
+        if folder is None:
+            name = f"{settings.task_name}-{settings.method_name}"
+            folder = RunFolder.new(settings.run.out, name, overwrite=settings.run.overwrite)
+            folder.write(CONFIG, settings.to_json())
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
-        return 2
-    try:
-        results = execute(settings, source, optimizer, folder, console)
-    except FloatingPointError as error:
-        console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
-        return 1
-    console.print(table(settings, results))
-    console.print(f"files: {folder}", markup=False, highlight=False, soft_wrap=True)
+        return _fail(console, error, 2)
+    with folder:
+        try:
+            with stopping_at_signals() as stop:
+                results = execute(Job(settings, source, optimizer, folder, console), stop)
+        except Stopped as stopped:
+            again = f"python {sys.argv[0]} --resume={_short(folder.path)}"
+            _say(console, f"stopped by {stopped}; go on with: {again}", "bold")
+            return 128 + stopped.number
+        except (FloatingPointError, ValueError, OSError, ModuleNotFoundError) as error:
+            return _fail(console, error, 1)
+        console.print(table(settings.method_name, settings.task_name, settings.task, results))
+        _say(console, f"files: {_short(folder.path)}")
     return 0
+
+
+def load_source(task: Any) -> Any:
+    """The source of tasks of a setting: its data read, where it has any."""
+    return task.load() if hasattr(task, "load") else task
 
 
 def check_model(settings: Settings, source: Any) -> None:
     """Refuses parts that do not fit together, by an abstract run of everything."""
-    key = jax.random.key(0)
 
     def one(key: jax.Array) -> jax.Array:
         task = source.sample(key, "train")
         params = settings.method.init(key, task.support.x, task.support.y)
         return settings.method.loss(params, task, key)
 
-    jax.eval_shape(one, key)
+    jax.eval_shape(one, jax.random.key(0))
 
 
-def make_folder(settings: Settings) -> Path:
-    """A new folder for the files of the run, with its configuration."""
-    folder = settings.run.out
-    if folder is None:
-        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        folder = Path("runs") / f"{settings.task_name}-{settings.method_name}-{stamp}"
-    folder.mkdir(parents=True, exist_ok=settings.run.out is not None)
-    run = {k: v for k, v in dataclasses.asdict(settings.run).items() if k != "out"}
-    config = {"task": to_json(settings.task), "method": to_json(settings.method), "run": run}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    return folder
+@dataclasses.dataclass
+class StopRequest:
+    """What signals have asked for.
+
+    Attributes:
+        number: of the signal that came, or None.
+        waits: whether the run stops by itself where it can; else a signal ends it at once.
+    """
+
+    number: int | None = None
+    waits: bool = False
 
 
-def execute(
-    settings: Settings, source: Any, optimizer: Any, folder: Path, console: Console
-) -> dict[str, Any]:
-    """Trains, scores and writes metrics.jsonl and results.json; returns the latter."""
+@contextlib.contextmanager
+def stopping_at_signals() -> Iterator[StopRequest]:
+    """Ctrl-C and SIGTERM ask the run to stop; a second one ends the process at once."""
+    request = StopRequest()
+    before: dict[int, Any] = {}
+
+    def handle(number: int, _: object) -> None:
+        request.number = number
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        if not request.waits:
+            raise Stopped(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, handle)
+    try:
+        yield request
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A run that is about to go on."""
+
+    settings: Settings
+    source: Any
+    optimizer: Any
+    folder: RunFolder
+    console: Console
+
+
+def execute(job: Job, stop: StopRequest) -> dict[str, Any]:
+    """Trains from where the folder stands, scores, and writes all files; returns the results."""
+    settings, source, folder = job.settings, job.source, job.folder
+    begun = time.perf_counter()
+    state = train(job, stop)
+    seconds = {"train": time.perf_counter() - begun}
+    begun = time.perf_counter()
+    params = seeds_of(state.params, settings.run.stacked)
     run = settings.run
-    start = time.perf_counter()
-    with (folder / "metrics.jsonl").open("w") as log, Reporter(console, run.steps) as reporter:
+    results = score(params, settings.task, source, run.test_tasks, first_seed=run.seed)
+    seconds["test"] = time.perf_counter() - begun
+    results |= {"seconds": seconds, "command": " ".join(["python", *sys.argv])}
+    folder.write(RESULTS, results)
+    if settings.run.figures:
+        figures.draw_tasks(params[0], settings.task, source, folder.path / TASKS_FIGURE)
+        metric = results["metric"]
+        figures.draw_learning(folder.metrics(), metric, folder.path / LEARNING_FIGURE)
+    return results
 
-        def record(progress: lavajax.Progress) -> None:
-            metrics = {name: value.tolist() for name, value in progress.metrics.items()}
-            entry = {"step": progress.step, "seconds": progress.seconds, **metrics}
-            log.write(json.dumps(entry) + "\n")
-            log.flush()
-            reporter.show(progress)
 
+def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
+    """Trains to the end, with reports and checkpoints; the final state is one of them."""
+    settings, source, optimizer = job.settings, job.source, job.optimizer
+    folder, console = job.folder, job.console
+    run = settings.run
+    seeds = run.stacked
+    like = jax.eval_shape(
+        lambda: start_state(settings.method, source, optimizer, seed=run.seed, seeds=seeds)
+    )
+    state = checkpoint.restore_state(folder.path, like)
+    start = 0 if state is None else int(np.max(state.step))
+    for aside in checkpoint.set_aside_after(folder.path, start):
+        _say(console, f"set aside: {_short(aside)}", "yellow")
+    if state is not None:
+        _say(console, f"going on from step {start:,} of {run.steps:,}")
+    folder.keep_metrics(start)
+    saved = start
+    saved_at = time.monotonic()
+
+    def record(progress: lavajax.Progress) -> None:
+        nonlocal saved, saved_at
+        params = seeds_of(progress.state.params, run.stacked)
+        scores = [lavajax.evaluate(p, source, num_tasks=200, seed=1) for p in params]
+        test = [s.mean for s in scores]
+        row = {
+            "step": progress.step,
+            "seconds": progress.seconds,
+            "compile_seconds": progress.compile_seconds,
+            **{name: value.tolist() for name, value in progress.metrics.items()},
+            f"test_{scores[0].metric}": test[0] if seeds is None else test,
+        }
+        folder.add_metrics(row)
+        if board is not None:
+            board.add(row)
+        reporter.show(progress, scores[0].metric, float(np.mean(test)))
+        due = time.monotonic() - saved_at >= run.checkpoint_seconds
+        if due or progress.step == run.steps or stop.number is not None:
+            checkpoint.save_state(progress.state, folder.path)
+            saved, saved_at = progress.step, time.monotonic()
+        if stop.number is not None:
+            raise Stopped(stop.number)
+
+    with contextlib.ExitStack() as stack:
+        reporter = stack.enter_context(Reporter(console, start, run.steps))
+        board = None
+        if run.tensorboard:
+            board = stack.enter_context(TensorBoard(folder.path / TENSORBOARD, start))
+        stop.waits = True
         trained = lavajax.train(
             settings.method,
             source,
             steps=run.steps,
             seed=run.seed,
-            seeds=None if run.seeds == 1 else run.seeds,
+            seeds=seeds,
             meta_batch=run.meta_batch,
             optimizer=optimizer,
+            chunk=run.report_every,
             callback=record,
+            state=state,
         )
-    train_seconds = time.perf_counter() - start
-    params = [trained.params] if run.seeds == 1 else [trained.seed(i) for i in range(run.seeds)]
-    start = time.perf_counter()
-    scores = [lavajax.evaluate(p, source, num_tasks=run.test_tasks) for p in params]
-    results = {
+    stop.waits = False
+    if stop.number is not None:
+        raise Stopped(stop.number)
+    return trained.state
+
+
+def seeds_of(params: lavajax.MetaParams, seeds: int | None) -> list[lavajax.MetaParams]:
+    """The parameters of each seed."""
+    if seeds is None:
+        return [params]
+    return [jax.tree.map(lambda leaf, i=i: leaf[i], params) for i in range(seeds)]
+
+
+def score(
+    params: list[lavajax.MetaParams],
+    task: Any,
+    source: Any,
+    test_tasks: int,
+    *,
+    first_seed: int = 0,
+    test_seed: int = 0,
+) -> dict[str, Any]:
+    """The error of each seed on unseen tasks, beside the paper's and those without learning."""
+    scores = [lavajax.evaluate(p, source, num_tasks=test_tasks, seed=test_seed) for p in params]
+    seeds = [
+        {
+            "seed": first_seed + i,
+            "mean": s.mean,
+            "interval": s.interval,
+            "median": s.median,
+            "learned": scalars(p),
+        }
+        for i, (s, p) in enumerate(zip(scores, params, strict=True))
+    ]
+    return {
+        "method": type(params[0].method).__name__,
         "metric": scores[0].metric,
-        "test_tasks": run.test_tasks,
-        "seeds": [
-            {
-                "seed": run.seed + i,
-                "mean": s.mean,
-                "interval": s.interval,
-                "median": s.median,
-                "learned": scalars(p),
-            }
-            for i, (s, p) in enumerate(zip(scores, params, strict=True))
-        ],
-        "paper": paper_value(settings.task, settings.method),
-        "references": reference_errors(settings.task, source, run.test_tasks),
-        "train_seconds": train_seconds,
-        "test_seconds": time.perf_counter() - start,
+        "test_tasks": test_tasks,
+        "seeds": seeds,
+        "paper": paper_value(task, params[0].method),
+        "references": reference_errors(task, source, test_tasks),
         "machine": machine(),
-        "command": " ".join(["python", *sys.argv]),
     }
-    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-    return results
+
+
+def score_saved(command: Evaluate, console: Console) -> None:
+    """Scores a saved model, and prints the table."""
+    params = lavajax.load(command.path)
+    every = seeds_of(params, checkpoint.seeds_of(params))
+    source = load_source(command.task)
+    options = command.options
+    results = score(every, command.task, source, options.test_tasks, test_seed=options.test_seed)
+    method = type(params.method).__name__
+    console.print(table(method.lower(), command.task_name, command.task, results))
 
 
 def scalars(params: lavajax.MetaParams) -> dict[str, float]:
@@ -159,86 +314,20 @@ def machine() -> dict[str, Any]:
     return {"device": device, "devices": jax.device_count(), "cores": os.cpu_count(), **versions}
 
 
-class Reporter:
-    """A progress line in a terminal; elsewhere, a plain line for every tenth of the run."""
-
-    def __init__(self, console: Console, steps: int) -> None:
-        self._console, self._steps, self._shown = console, steps, 0
-        self._bar: Progress | None = None
-        if console.is_terminal:
-            self._bar = Progress(
-                TextColumn("step {task.completed}/{task.total}"),
-                BarColumn(bar_width=20),
-                TextColumn("{task.description}"),
-                TimeRemainingColumn(),
-                console=console,
-            )
-
-    def __enter__(self) -> Reporter:
-        if self._bar is not None:
-            self._bar.start()
-            self._task = self._bar.add_task("compiling", total=self._steps)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def show(self, progress: lavajax.Progress) -> None:
-        """Shows how the run stands."""
-        loss = float(np.mean(progress.metrics["loss"]))
-        rate = (progress.step - self._shown) / progress.seconds
-        text = f"loss {loss:.3g}" + ("" if progress.compiled else f"  {rate:.0f} steps/s")
-        due = math.floor(10 * progress.step / self._steps)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=progress.step, description=text)
-        elif due > math.floor(10 * self._shown / self._steps):
-            self._console.print(f"step {progress.step}/{self._steps}  {text}", highlight=False)
-        self._shown = progress.step
+def _fail(console: Console, error: Exception, code: int) -> int:
+    _say(console, f"error: {error}", "bold red")
+    return code
 
 
-def table(settings: Settings, results: dict[str, Any]) -> Table:
-    """The result, beside the paper's and the errors that need no learning."""
-    seeds, metric = results["seeds"], results["metric"].upper()
-    means = np.array([s["mean"] for s in seeds])
-    view = Table(
-        title=f"{settings.method_name} on {settings.task_name}, "
-        f"{settings.task.shots} support points, {results['test_tasks']:,} unseen tasks",
-        title_justify="left",
-    )
-    view.add_column("")
-    view.add_column(f"test {metric}", justify="right")
-    view.add_column("95% interval", justify="right")
-    view.add_column("median", justify="right")
-    if len(seeds) == 1:
-        low, high = seeds[0]["interval"]
-        view.add_row(
-            "this run", f"{means[0]:.3g}", f"{low:.3g} to {high:.3g}", f"{seeds[0]['median']:.3g}"
-        )
-    else:
-        # Over seeds: t quantiles would be honest for few seeds, the standard deviation is plain.
-        view.add_row(
-            f"this run, mean of {len(seeds)} seeds",
-            f"{means.mean():.3g} ± {means.std(ddof=1):.2g}",
-            "",
-            f"{np.mean([s['median'] for s in seeds]):.3g}",
-        )
-        for seed in seeds:
-            low, high = seed["interval"]
-            view.add_row(
-                f"  seed {seed['seed']}",
-                f"{seed['mean']:.3g}",
-                f"{low:.3g} to {high:.3g}",
-                f"{seed['median']:.3g}",
-            )
-    view.add_section()
-    if results["paper"] is not None:
-        name = type(settings.method).__name__.upper()
-        note = " (window unstated)" if settings.task_name == "air-quality" else ""
-        view.add_row(f"the paper's {name}{note}", f"{results['paper']:.3g}", "", "")
-    for name, value in results["references"].items():
-        view.add_row(name, f"{value:.3g}", "", "")
-    return view
+def _say(console: Console, text: str, style: str = "") -> None:
+    """Plain text: nothing in it is markup, and a path is not broken over lines."""
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _short(path: Path) -> Path:
+    """Relative to where the user stands, where that is shorter."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def test_history_and_progress_report_every_chunk():
     assert trained.history["step"].tolist() == [4, 8, 10]
     assert trained.history["loss"].shape == (3, 2)
     assert [p.step for p in seen] == [4, 8, 10]
-    assert [p.compiled for p in seen] == [True, False, False]
+    assert len({p.compile_seconds for p in seen}) == 1
     np.testing.assert_array_equal(seen[1].metrics["loss"], trained.history["loss"][1])
     assert all(p.seconds > 0 for p in seen)
     assert trained.params["head"].shape == (2, 9, 1)

@@ -6,6 +6,8 @@ closed-form step: ``adapted = lavajax.adapt(params, (x, y))``.
 
 from lavajax.api import adapt as adapt
 from lavajax.api import predict as predict
+from lavajax.checkpoint import load as load
+from lavajax.checkpoint import save as save
 from lavajax.evaluate import Evaluation as Evaluation
 from lavajax.evaluate import evaluate as evaluate
 from lavajax.evaluate import score as score

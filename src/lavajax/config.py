@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from typing import Any
 
 from lavajax.losses import CrossEntropy, SquaredError
@@ -31,35 +32,73 @@ CLASSES: dict[str, Any] = {
 }
 
 
-def to_json(value: Any) -> Any:
+class MissingPartError(ValueError):
+    """A record has a user's own object in some place, and it was not given.
+
+    Attributes:
+        field: the field that holds it; empty where the record is nothing else.
+        description: what it was.
+    """
+
+    def __init__(self, field: str, description: str) -> None:
+        super().__init__(f"{field or 'the record'} must be given, it was {description}")
+        self.field = field
+        self.description = description
+
+
+def to_json(value: Any, *, describe: bool = False) -> Any:
     """A dataclass of the table as JSON-ready dicts, lists, numbers and strings.
+
+    Args:
+        value: the dataclass.
+        describe: write a user's own object as its class and description, for ``from_json`` to be
+            given again, instead of refusing it.
 
     Raises:
         ValueError: it contains something that is not in the table, such as a user's own module.
     """
     if CLASSES.get(type(value).__name__) is type(value):
-        fields = {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        fields = {
+            f.name: to_json(getattr(value, f.name), describe=describe)
+            for f in dataclasses.fields(value)
+        }
         return {"class": type(value).__name__, **fields}
     if isinstance(value, tuple):
-        return [to_json(v) for v in value]
+        return [to_json(v, describe=describe) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if describe:
+        own = f"{type(value).__module__}.{type(value).__qualname__}"
+        return {"own": own, "description": repr(value)[:1000]}
     raise ValueError(
         f"cannot write {type(value).__name__} as JSON: only lavajax's own classes have a record; "
         f"got {value!r}"
     )
 
 
-def from_json(data: Any) -> Any:
+def from_json(data: Any, own: Mapping[str, Any] | None = None) -> Any:
     """The inverse of ``to_json``; every class checks its own fields.
 
+    Args:
+        data: the record.
+        own: by field, what stands where the record has a user's own object.
+
     Raises:
+        MissingPartError: the record has such an object, and ``own`` has not.
         ValueError: the data names an unknown class or field, or a value that a class refuses.
     """
+    return _from_json(data, own or {}, "")
+
+
+def _from_json(data: Any, own: Mapping[str, Any], field: str) -> Any:
     if isinstance(data, list):
-        return tuple(from_json(v) for v in data)
+        return tuple(_from_json(v, own, field) for v in data)
     if not isinstance(data, dict):
         return data
+    if "own" in data:
+        if own.get(field) is None:
+            raise MissingPartError(field, str(data.get("description", data["own"])))
+        return own[field]
     if "class" not in data:
         raise ValueError(f"a record must name its class, got the keys {', '.join(data) or 'none'}")
     name = data["class"]
@@ -68,7 +107,7 @@ def from_json(data: Any) -> Any:
             f"class must be one of {', '.join(CLASSES)}, got {name!r}{nearest(name, CLASSES)}"
         )
     known = {f.name for f in dataclasses.fields(CLASSES[name])}
-    fields = {key: from_json(value) for key, value in data.items() if key != "class"}
+    fields = {key: _from_json(value, own, key) for key, value in data.items() if key != "class"}
     for key in fields:
         if key not in known:
             raise ValueError(f"{name} has no field {key!r}{nearest(key, known)}")
@@ -78,6 +117,19 @@ def from_json(data: Any) -> Any:
     if missing := required - fields.keys():
         raise ValueError(f"{name} must have the field {', '.join(sorted(missing))}, and has not")
     return CLASSES[name](**fields)
+
+
+def differences(saved: Any, given: Any, name: str) -> list[str]:
+    """Where two records differ, each as ``name.field is saved as ..., got ...``.
+
+    Of users' own objects the classes are compared: a description may hold addresses.
+    """
+    if isinstance(saved, dict) and isinstance(given, dict) and saved.keys() == given.keys():
+        keys = [key for key in saved if key != "description" or "own" not in saved]
+        return [
+            line for key in keys for line in differences(saved[key], given[key], f"{name}.{key}")
+        ]
+    return [] if saved == given else [f"{name} is saved as {saved!r}, got {given!r}"]
 
 
 def nearest(word: object, options: Any) -> str:

@@ -59,8 +59,9 @@ class Progress:
         steps: outer steps in all.
         metrics: the method's metrics, each averaged over the steps of the chunk; scalars, or
             ``[seeds]`` where several seeds train together.
-        seconds: of this chunk, compilation included.
-        compiled: whether this is the first chunk, which compiles what was not compiled before.
+        seconds: of this chunk, without compilation.
+        compile_seconds: what compiling took, once before the first chunk; about 0 where the same
+            was compiled before.
         state: the state after the chunk. Its arrays are given up to the next chunk: a callback
             that keeps it, or its params, must copy them (``jax.tree.map(jnp.copy, ...)``).
     """
@@ -69,7 +70,7 @@ class Progress:
     steps: int
     metrics: dict[str, np.ndarray]
     seconds: float
-    compiled: bool
+    compile_seconds: float
     state: TrainState
 
 
@@ -106,13 +107,30 @@ def init_state(
     tx: optax.GradientTransformation,
     key: Array,
 ) -> TrainState:
-    """The state at step 0, for points like those of ``tasks``."""
+    """The state at step 0 of a single run, for points like those of ``tasks``."""
     example_key, init_key, run_key = jax.random.split(key, 3)
     example = tasks.sample(example_key, "train").support
     params = method.init(init_key, example.x, example.y)
     return TrainState(
         params, tx.init(params.learned), method.memory(params), run_key, jnp.zeros((), jnp.int32)
     )
+
+
+def start_state(
+    method: Method,
+    tasks: TaskSource,
+    tx: optax.GradientTransformation,
+    *,
+    seed: int = 0,
+    seeds: int | None = None,
+) -> TrainState:
+    """The state that ``train`` starts from; with ``seeds``, a leading axis on every leaf."""
+    # Compiled, so that no two leaves of the state share a buffer: all are given up to each chunk.
+    init = jax.jit(lambda tasks, key: init_state(method, tasks, tx, key))
+    if seeds is None:
+        return init(tasks, jax.random.key(seed))
+    keys = jnp.stack([jax.random.key(seed + i) for i in range(seeds)])
+    return jax.vmap(init, in_axes=(None, 0))(tasks, keys)
 
 
 def draw(tasks: TaskSource, key: Array, step: Array, meta_batch: int) -> tuple[Task, Array]:
@@ -182,7 +200,7 @@ def run_steps(
     state, total = jax.lax.fori_loop(
         start // size, (stop + size - 1) // size, block, (state, zeros)
     )
-    return state, jax.tree.map(lambda m: m / (stop - start), total)
+    return state, jax.tree.map(lambda m: m / jnp.maximum(stop - start, 1), total)
 
 
 def _block_size(tasks: TaskSource, key: Array, meta_batch: int) -> int:
@@ -221,6 +239,7 @@ def train(
     optimizer: optax.GradientTransformation | None = None,
     chunk: int = 500,
     callback: Callable[[Progress], Any] | None = None,
+    state: TrainState | None = None,
 ) -> Trained:
     """Meta-trains a method on a source of tasks.
 
@@ -236,9 +255,12 @@ def train(
         chunk: outer steps in one compiled call. Does not change the result.
         callback: called with a ``Progress`` after every chunk; must copy what it keeps of its
             ``state``.
+        state: a state of the same run to go on from, such as a checkpoint's; None starts anew.
+            With the same arguments otherwise, the outcome is that of a run without a pause, to the
+            same bits on the same machine.
 
     Returns:
-        Final parameters, state and history.
+        Final parameters, state and history, the latter from ``state`` on.
 
     Raises:
         ValueError: an argument is out of range, or the method cannot take such tasks.
@@ -255,19 +277,23 @@ def train(
             f"seeds must be an integer of at least 1, or None for a single run, got {seeds}"
         )
     tx = outer_optimizer(steps) if optimizer is None else optimizer
-    # Compiled, so that no two leaves of the state share a buffer: all are given up to each chunk.
-    init = jax.jit(lambda tasks, key: init_state(method, tasks, tx, key))
-    if seeds is None:
-        state = init(tasks, jax.random.key(seed))
+    if state is None:
+        state = start_state(method, tasks, tx, seed=seed, seeds=seeds)
     else:
-        keys = jnp.stack([jax.random.key(seed + i) for i in range(seeds)])
-        state = jax.vmap(init, in_axes=(None, 0))(tasks, keys)
+        _check_state(state, method, seeds)
+        state = jax.tree.map(jnp.copy, state)  # the caller's own is not given up to the chunks
+    done = int(np.max(state.step))
+
+    # No step at all compiles the same function, so that its time can be told apart.
+    begun = time.perf_counter()
+    state, _ = _run_chunk(state, tasks, done, done, tx=tx, meta_batch=meta_batch)
+    jax.block_until_ready(state)
+    compile_seconds = time.perf_counter() - begun
 
     history: list[dict[str, np.ndarray]] = []
-    done = 0
     while done < steps:
         length = min(chunk, steps - done)
-        start = time.perf_counter()
+        begun = time.perf_counter()
         state, metrics = _run_chunk(state, tasks, done, done + length, tx=tx, meta_batch=meta_batch)
         host = {name: np.asarray(value) for name, value in metrics.items()}
         done += length
@@ -278,7 +304,18 @@ def train(
                 f"{done}; a lower outer rate, or a larger epsilon or epsilon_floor, may help"
             )
         if callback is not None:
-            seconds = time.perf_counter() - start
-            callback(Progress(done, steps, host, seconds, done == length, state))
-    stacked = {name: np.stack([h[name] for h in history]) for name in history[0]}
+            seconds = time.perf_counter() - begun
+            callback(Progress(done, steps, host, seconds, compile_seconds, state))
+    names = history[0] if history else ()
+    stacked = {name: np.stack([h[name] for h in history]) for name in names}
     return Trained(state.params, state, stacked)
+
+
+def _check_state(state: TrainState, method: Method, seeds: int | None) -> None:
+    if not isinstance(state, TrainState):
+        raise ValueError(f"state must be a TrainState, got {type(state).__name__}")
+    if state.params.method != method:
+        raise ValueError(f"state must be of the method {method!r}, got {state.params.method!r}")
+    found = None if state.step.ndim == 0 else state.step.shape[0]
+    if found != seeds:
+        raise ValueError(f"state must be of seeds={seeds}, got one of seeds={found}")

@@ -1,0 +1,141 @@
+"""Figures of a run, in one style.
+
+Colours are those of Okabe and Ito, which colour-blind readers can tell apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lavajax
+from lavajax.extras import require
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+GREY = "#777777"
+
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E5E5E5",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "savefig.dpi": 150,
+}
+
+
+def pyplot() -> Any:
+    """Matplotlib's pyplot, drawing into files."""
+    matplotlib = require("matplotlib", "experiments", "drawing figures")
+    matplotlib.use("Agg")
+    plt = require("matplotlib.pyplot", "experiments", "drawing figures")
+    plt.rcParams.update(STYLE)
+    return plt
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes a figure, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.unfinished")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of fonts that lack a glyph
+        figure.savefig(temporary, format=path.suffix[1:], bbox_inches="tight")
+    temporary.replace(path)
+    pyplot().close(figure)
+
+
+def draw_tasks(params: lavajax.MetaParams, task: Any, source: Any, path: Path) -> None:
+    """Three unseen tasks before and after adaptation.
+
+    With one input, curves over it, a row for each of the first two outputs; with more, predictions
+    against targets.
+    """
+    plt = pyplot()
+    if source is task and hasattr(task, "queries"):  # drawn, not stored: as many as a curve needs
+        source = dataclasses.replace(task, queries=200)
+    keys = jax.random.split(jax.random.key(2), 3)
+    tasks = [source.sample(key, "test") for key in keys]
+    curves = tasks[0].query.x.shape[1:] == (1,)
+    rows = min(tasks[0].query.y.shape[1], 2)
+    figure, axes = plt.subplots(
+        rows, 3, figsize=(8.5, 0.4 + 2.3 * rows), squeeze=False, sharex=curves, layout="constrained"
+    )
+    for column, each in enumerate(tasks):
+        before, after = (_predictor(params, s) for s in (_nothing(each.support), each.support))
+        for row in range(rows):
+            draw = _draw_curves if curves else _draw_parity
+            draw(axes[row, column], each, before, after, row)
+            if row == 0:
+                axes[row, column].set_title(f"unseen task {column + 1}", fontsize=9)
+            if row == rows - 1:
+                axes[row, column].set_xlabel("x" if curves else "target")
+            if column == 0:
+                name = "y" if curves else "prediction"
+                axes[row, column].set_ylabel(name if rows == 1 else f"{name}, output {row + 1}")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4)
+    save(figure, path)
+
+
+def _nothing(support: lavajax.Points) -> lavajax.Points:
+    return lavajax.Points(support.x, support.y, jnp.zeros(support.x.shape[0], bool))
+
+
+def _predictor(params: lavajax.MetaParams, support: lavajax.Points) -> Any:
+    adapted = lavajax.adapt(params, support)
+    return lambda x: np.asarray(lavajax.predict(params, adapted, x).mean)
+
+
+def _draw_curves(axis: Any, task: lavajax.Task, before: Any, after: Any, output: int) -> None:
+    order = np.argsort(task.query.x[:, 0])
+    x, y = np.asarray(task.query.x)[order, 0], np.asarray(task.query.y)[order, output]
+    low = min(x.min(), float(task.support.x.min()))
+    high = max(x.max(), float(task.support.x.max()))
+    grid = np.linspace(low, high, 300)[:, None]
+    axis.plot(x, y, color=BLACK, lw=3.2, alpha=0.25, label="truth")
+    axis.plot(grid, before(grid)[:, output], color=GREY, ls=":", label="before")
+    axis.plot(grid, after(grid)[:, output], color=VERMILION, label="after adapting")
+    support_y = np.asarray(task.support.y)[:, output]
+    axis.plot(task.support.x[:, 0], support_y, "o", color=BLUE, ms=5, label="support", zorder=3)
+
+
+def _draw_parity(axis: Any, task: lavajax.Task, before: Any, after: Any, output: int) -> None:
+    y = np.asarray(task.query.y)[:, output]
+    ends = np.array([y.min(), y.max()])
+    axis.plot(ends, ends, color=BLACK, lw=3.2, alpha=0.25, label="truth")
+    for predict, colour, marker, label in (
+        (before, GREY, "x", "before"),
+        (after, VERMILION, "o", "after adapting"),
+    ):
+        predicted = predict(task.query.x)[:, output]
+        axis.plot(y, predicted, marker, color=colour, ms=3.5, label=label)
+
+
+def draw_learning(rows: list[dict[str, Any]], metric: str, path: Path) -> None:
+    """Training loss and test error against the outer step, of every seed."""
+    plt = pyplot()
+    steps = [row["step"] for row in rows]
+    figure, axis = plt.subplots(figsize=(5.2, 3.0), layout="constrained")
+    for name, colour, label in (
+        ("loss", SKY, "training loss"),
+        (f"test_{metric}", VERMILION, f"test {metric}, 200 tasks"),
+    ):
+        values = np.array([np.atleast_1d(row[name]) for row in rows])
+        for seed in range(values.shape[1]):
+            axis.plot(steps, values[:, seed], color=colour, lw=1.3, label=None if seed else label)
+    if metric != "accuracy":
+        axis.set_yscale("log")
+    axis.set_xlabel("outer step")
+    axis.set_ylabel("error")
+    figure.legend(loc="outside lower center", ncols=2)
+    save(figure, path)

@@ -1,0 +1,335 @@
+"""Save and load meta-parameters, and the whole state of a run.
+
+A saved model is a folder (``lavajax.store``) whose record names the method with its
+hyperparameters, what a point looks like, and every leaf with its shape and dtype. Loading builds
+the method from the record, asks it for the leaves that it would make, and compares them one by one
+before any array is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lavajax import store
+from lavajax.config import MissingPartError, differences, from_json, to_json
+from lavajax.methods.base import Method
+from lavajax.store import DamagedError
+from lavajax.types import MetaParams, PointSpec, PyTree, TrainState
+
+CHECKPOINTS = "checkpoints"  # in the folder of a run: its training states, one for each step
+
+
+def save(params: MetaParams, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Saves meta-parameters, of one seed or of several trained together.
+
+    Args:
+        params: from ``train`` or a method's ``init``.
+        path: the folder to make.
+        overwrite: replace an older saved model, which stays until the new one is whole.
+
+    Returns:
+        The folder, absolute.
+
+    Raises:
+        ValueError: ``path`` is in use, or the leaves are not those that the method makes (they
+            were cast, say), so that they could not be loaded.
+        ModuleNotFoundError: Orbax is missing; the message has the command that installs it.
+        OSError: the folder cannot be written.
+    """
+    if not isinstance(params, MetaParams):
+        hint = "; give its .params" if hasattr(params, "params") else ""
+        raise ValueError(f"params must be MetaParams, got {type(params).__name__}{hint}")
+    seeds = seeds_of(params)
+    return _write(params, Path(path), params, seeds=seeds, kind="params", overwrite=overwrite)
+
+
+def load(
+    path: str | Path,
+    *,
+    model: Any = None,
+    loss: Any = None,
+    method: Method | None = None,
+) -> MetaParams:
+    """Loads meta-parameters that ``save`` or a run has written.
+
+    Args:
+        path: a saved model, or the folder of a run, whose newest whole checkpoint is loaded.
+        model: the backbone, where the model was saved with a user's own, such as
+            ``Linen(module)``.
+        loss: the loss of a point, likewise.
+        method: the method, where it was a user's own.
+
+    Returns:
+        The meta-parameters; with a leading axis of seeds where several were trained together.
+
+    Raises:
+        FileNotFoundError: there is nothing at ``path``.
+        DamagedError: a file is not what was written (a ``ValueError``); the message names it. In
+            the folder of a run a damaged checkpoint is a warning, and the one before it is used.
+        ValueError: a part must be given and is not, or a leaf has another shape or dtype than the
+            method makes.
+        ModuleNotFoundError: Orbax is missing; the message has the command that installs it.
+    """
+    path = Path(path).absolute()
+
+    def read(folder: Path) -> MetaParams:
+        record = store.open_record(folder)
+        found, spec = _method_of(record["method"], model, loss, method), _spec_of(record["spec"])
+        like = _stack(expected_params(found, spec), record["seeds"])
+        prefix = "params/" if record["kind"] == "state" else ""
+        return dataclasses.replace(_read(folder, record, like, prefix), spec=spec)
+
+    if (path / CHECKPOINTS).is_dir():
+        newest = _newest(path / CHECKPOINTS, read)
+        if newest is None:
+            raise FileNotFoundError(f"{path} is a run without any checkpoint yet")
+        return newest
+    return read(path)
+
+
+def save_state(state: TrainState, run: str | Path, *, keep: int = 2) -> Path:
+    """Saves the state of a run beside its earlier ones, of which the newest stay.
+
+    Args:
+        state: of one seed or several.
+        run: the folder of the run; the state goes to ``checkpoints/<step>`` in it.
+        keep: how many checkpoints to keep, this one included.
+
+    Returns:
+        The folder of the state.
+
+    Raises:
+        ValueError: that step is saved already.
+        OSError: the folder cannot be written; earlier checkpoints are untouched.
+    """
+    seeds = None if state.step.ndim == 0 else state.step.shape[0]
+    step = int(np.max(state.step))
+    folder = Path(run).absolute() / CHECKPOINTS
+    written = _write(state, folder / f"{step:09d}", state.params, seeds=seeds, kind="state")
+    for old in _steps(folder)[keep:]:
+        store.remove(old)
+    return written
+
+
+def restore_state(run: str | Path, like: TrainState) -> TrainState | None:
+    """The newest whole state of a run, or None where it has saved none.
+
+    Args:
+        run: the folder of the run.
+        like: the state that the run starts from, or its ``jax.eval_shape``: method,
+            hyperparameters, shapes and dtypes must be those of the saved one.
+
+    Raises:
+        DamagedError: there are checkpoints, and every one of them is damaged. One that is not the
+            last resort is a warning.
+        ValueError: the run was of another method, or its leaves have other shapes or dtypes.
+    """
+
+    def read(folder: Path) -> TrainState:
+        record = store.open_record(folder)
+        _check_method(record["method"], to_json(like.params.method, describe=True))
+        return _read(folder, record, like, "")
+
+    return _newest(Path(run).absolute() / CHECKPOINTS, read)
+
+
+def set_aside_after(run: str | Path, step: int) -> list[Path]:
+    """Renames a run's checkpoints beyond ``step``, which it could not go on from; returns them."""
+    found = []
+    for folder in _steps(Path(run).absolute() / CHECKPOINTS):
+        if int(folder.name) > step:
+            aside = folder.with_name(folder.name + ".damaged")
+            store.remove(aside)
+            found.append(folder.rename(aside))
+    return found
+
+
+def expected_params(method: Method, spec: PointSpec) -> MetaParams:
+    """The meta-parameters that a method makes for such points, as shapes and dtypes."""
+
+    def example(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((2, *shape), jax.dtypes.canonicalize_dtype(dtype))
+
+    x, y = example(spec.x_shape, spec.x_dtype), example(spec.y_shape, spec.y_dtype)
+    return jax.eval_shape(method.init, jax.random.key(0), x, y)
+
+
+def _newest(folder: Path, read: Callable[[Path], Any]) -> Any:
+    """What ``read`` makes of the newest checkpoint that is whole; None where there is none."""
+    damage: list[str] = []
+    for path in _steps(folder):
+        try:
+            return read(path)
+        except DamagedError as error:
+            damage.append(str(error))
+            warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=4)
+    if damage:
+        raise DamagedError(f"every checkpoint in {folder} is damaged: {'; '.join(damage)}")
+    return None
+
+
+def _steps(folder: Path) -> list[Path]:
+    """The checkpoints of a run, newest first."""
+    if not folder.is_dir():
+        return []
+    found = [p for p in folder.iterdir() if p.name.isdecimal() and p.is_dir()]
+    return sorted(found, key=lambda p: int(p.name), reverse=True)
+
+
+def _write(
+    tree: PyTree,
+    path: Path,
+    params: MetaParams,
+    *,
+    seeds: int | None,
+    kind: str,
+    overwrite: bool = False,
+) -> Path:
+    leaves, arrays = {}, {}
+    for name, leaf in _named(tree).items():
+        leaves[name] = _entry(leaf)
+        if _is_key(leaf):
+            arrays[name] = np.asarray(jax.random.key_data(leaf))
+            words = list(arrays[name].shape[leaf.ndim :])
+            leaves[name] |= {"impl": str(jax.random.key_impl(leaf)), "words": words}
+        else:
+            arrays[name] = np.asarray(leaf)
+    record = {
+        "kind": kind,
+        "seeds": seeds,
+        "method": to_json(params.method, describe=True),
+        "spec": dataclasses.asdict(params.spec),
+        "leaves": leaves,
+        "versions": {"jax": jax.__version__},
+    }
+    store.write(path, arrays, record, replace=overwrite)
+    return path.absolute()
+
+
+def _read(folder: Path, record: dict[str, Any], like: PyTree, prefix: str) -> Any:
+    """The leaves of ``like``, which must be those of the record under ``prefix``."""
+    leaves = record["leaves"]
+    expected = {prefix + name: leaf for name, leaf in _named(like).items()}
+    saved = {name: entry for name, entry in leaves.items() if name.startswith(prefix)}
+    _check_leaves(str(folder), saved, expected)
+    shapes = {name: _stored(entry) for name, entry in leaves.items()}
+    arrays = store.read_arrays(folder, shapes)
+    values = []
+    for name in expected:
+        value = jnp.asarray(arrays[name])
+        if "impl" in leaves[name]:
+            value = jax.random.wrap_key_data(value, impl=leaves[name]["impl"])
+        values.append(value)
+    return jax.tree.unflatten(jax.tree.structure(like), values)
+
+
+def _entry(leaf: Any) -> dict[str, Any]:
+    return {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
+
+
+def _stored(entry: dict[str, Any]) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype as stored; a key is stored as its words."""
+    if "impl" in entry:
+        return (*entry["shape"], *entry["words"]), np.dtype(np.uint32)
+    return tuple(entry["shape"]), jnp.dtype(entry["dtype"])
+
+
+def _check_leaves(where: str, saved: dict[str, Any], expected: dict[str, Any]) -> None:
+    extra = saved.keys() - expected.keys()
+    problems = [f"{name} is there, and the method has none" for name in sorted(extra)]
+    for name, leaf in expected.items():
+        if name not in saved:
+            problems.append(f"{name} is missing")
+        elif (entry := saved[name])["shape"] != list(leaf.shape) or entry["dtype"] != str(
+            leaf.dtype
+        ):
+            wide = entry["dtype"] in ("float64", "int64") and str(leaf.dtype) != entry["dtype"]
+            problems.append(
+                f"{name} is {tuple(entry['shape'])} {entry['dtype']}, and the method has "
+                f"{leaf.shape} {leaf.dtype}"
+                + (' (jax.config.update("jax_enable_x64", True) comes first)' if wide else "")
+            )
+    if problems:
+        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ValueError(
+            f"{where} must hold the leaves that its method and model make: "
+            f"{'; '.join(problems[:5])}{more}"
+        )
+
+
+def _named(tree: PyTree) -> dict[str, Any]:
+    """The leaves by name, such as ``learned/weights/0/w``, in the order of the tree."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    named = {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in flat}
+    if len(named) < len(flat):
+        raise ValueError("params must have leaves of different names: a name contains a slash")
+    return named
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def seeds_of(params: MetaParams) -> int | None:
+    """How many seeds these are, or None for a single one.
+
+    Raises:
+        ValueError: the leaves are not those that the method makes, once for each seed.
+    """
+    expected = expected_params(params.method, params.spec)
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=False)
+    leads = {leaf.shape[: leaf.ndim - like.ndim] for leaf, like in pairs}
+    lead: tuple[int, ...] = leads.pop() if len(leads) == 1 else ()
+    seeds = lead[0] if len(lead) == 1 else None
+    actual = {name: _entry(leaf) for name, leaf in _named(params).items()}
+    _check_leaves("params", actual, _named(_stack(expected, seeds)))
+    return seeds
+
+
+def _stack(like: PyTree, seeds: int | None) -> PyTree:
+    if seeds is None:
+        return like
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((seeds, *leaf.shape), leaf.dtype), like)
+
+
+def _method_of(record: Any, model: Any, loss: Any, method: Method | None) -> Method:
+    """The method of a record, with the parts that were given in the place of a user's own."""
+    if method is not None:
+        _check_method(record, to_json(method, describe=True))
+        return method
+    given = {"model": model, "point_loss": loss}
+    try:
+        found = from_json(record, given)
+    except MissingPartError as missing:
+        argument = {"point_loss": "loss", "": "method"}.get(missing.field, missing.field)
+        raise ValueError(
+            f"{argument} must be given to load: the model was saved with {missing.description}, "
+            f"which is not one of lavajax's own; load(path, {argument}=...)"
+        ) from None
+    for name, value in given.items():
+        if value is not None and getattr(found, name, None) != value:
+            argument = "loss" if name == "point_loss" else name
+            raise ValueError(
+                f"{argument} is saved as {getattr(found, name, None)!r} and need not be given, "
+                f"got {value!r}"
+            )
+    return found
+
+
+def _check_method(saved: Any, given: Any) -> None:
+    if different := differences(saved, given, "method"):
+        raise ValueError(f"the method must be the saved one: {'; '.join(different)}")
+
+
+def _spec_of(record: dict[str, Any]) -> PointSpec:
+    return PointSpec(
+        tuple(record["x_shape"]), record["x_dtype"], tuple(record["y_shape"]), record["y_dtype"]
+    )

@@ -1,0 +1,222 @@
+"""A folder of named arrays and a JSON record: written whole or not at all, verified before read.
+
+Layout of the folder: ``manifest.json`` with the SHA-256 of every other file and of itself,
+``config.json`` with the record, ``arrays/`` written by Orbax. The manifest is ours because Orbax
+reads a flipped byte as if it were data. Nothing here can carry code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lavajax.extras import require
+
+FORMAT, VERSION = "lavajax", 1
+MANIFEST, RECORD, ARRAYS = "manifest.json", "config.json", "arrays"
+_MOST_JSON = 2**26  # bytes; what is larger is not ours, and is not read
+_TEMPORARY = ".unfinished-"
+
+
+class DamagedError(ValueError):
+    """A stored folder is not what was written; the message names the file."""
+
+
+def write(
+    path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any], *, replace: bool = False
+) -> None:
+    """Writes a folder under a temporary name beside ``path``, and renames it when it is whole.
+
+    Args:
+        path: the folder, new; its parents are made.
+        arrays: any names without a leading slash, any shapes.
+        record: what JSON can hold.
+        replace: put it in the place of an older one, which stays until this one is whole.
+
+    Raises:
+        ValueError: ``path`` is in use and ``replace`` is False, or it is no stored folder.
+        OSError: the disk is full, or the folder cannot be written to; nothing is left behind.
+    """
+    checkpointer = _checkpointer()
+    path = Path(path).absolute()
+    _check_free(path, replace)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        (temporary / RECORD).write_bytes((json.dumps(record, indent=1) + "\n").encode())
+        full = {name: value for name, value in arrays.items() if value.size}
+        checkpointer.save(temporary / ARRAYS, full)  # Orbax has no arrays of size 0
+        (temporary / MANIFEST).write_bytes(_manifest_text(temporary).encode())
+        _move_in(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _check_free(path: Path, replace: bool) -> None:
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not replace:
+        raise ValueError(
+            f"path must be new, {path} is in use; overwrite=True replaces a saved model"
+        )
+    if not (path / MANIFEST).is_file():
+        raise ValueError(f"path must be a saved model to be overwritten, {path} is something else")
+
+
+def _move_in(temporary: Path, path: Path) -> None:
+    if not path.exists():
+        temporary.rename(path)
+        return
+    # A folder cannot be exchanged in one step everywhere: between these two the old one has
+    # another name, which ``open_record`` tells whoever looks for it.
+    previous = _previous(path)
+    shutil.rmtree(previous, ignore_errors=True)
+    path.rename(previous)
+    temporary.rename(path)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _previous(path: Path) -> Path:
+    return path.with_name(path.name + ".previous")
+
+
+def remove_unfinished(parent: Path) -> None:
+    """Removes what a killed ``write`` has left in a folder that nobody else writes to."""
+    for left in parent.glob(_TEMPORARY + "*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def remove(path: Path) -> None:
+    """Removes a stored folder; under another name first, so that no half of it is ever found."""
+    if path.exists():
+        doomed = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def open_record(path: Path) -> dict[str, Any]:
+    """Verifies every file of a folder, and returns its record.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        DamagedError: a file is missing, too many, or not what was written.
+        ValueError: the folder was written by another version of the format.
+    """
+    path = Path(path).absolute()
+    if not path.is_dir():
+        aside = _previous(path)
+        hint = f"; an overwrite was interrupted: the older one is {aside}" if aside.exists() else ""
+        raise FileNotFoundError(f"path must be a saved model or a run folder, {path} is none{hint}")
+    manifest = _read_manifest(path)
+    present = {p.relative_to(path).as_posix() for p in (path / ARRAYS).rglob("*") if p.is_file()}
+    for name in sorted(present - manifest.keys()):
+        raise DamagedError(f"{path / name} is damaged: it does not belong to the saved model")
+    for name, entry in manifest.items():
+        file = path / name
+        if not file.is_file():
+            raise DamagedError(f"{file} is damaged: it is missing")
+        size = file.stat().st_size
+        if size != entry["bytes"]:
+            raise DamagedError(
+                f"{file} is damaged: it has {size} bytes, and had {entry['bytes']} when written"
+            )
+        if _digest(file) != entry["sha256"]:
+            raise DamagedError(f"{file} is damaged: its SHA-256 is not the one it was written with")
+    return json.loads(_read_small(path / RECORD))
+
+
+def read_arrays(path: Path, shapes: dict[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, Any]:
+    """The arrays of a verified folder.
+
+    Args:
+        path: the folder.
+        shapes: shape and dtype of every array.
+
+    Raises:
+        DamagedError: an array is missing or of another shape or dtype.
+    """
+    ocp = require("orbax.checkpoint", "experiments", "loading a model")
+    names = [name for name, (shape, _) in shapes.items() if 0 not in shape]
+    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+    folder = Path(path).absolute() / ARRAYS
+    try:
+        found = _checkpointer().restore(folder, restore_args=as_numpy)
+    except (ValueError, KeyError, OSError) as error:
+        raise DamagedError(f"{folder} is damaged: Orbax cannot read it ({error})") from error
+    found |= {name: np.zeros(s, dtype) for name, (s, dtype) in shapes.items() if 0 in s}
+    for name, (shape, dtype) in shapes.items():
+        # Orbax lets another shape or dtype than the one asked for pass.
+        array = found.get(name)
+        if array is None or array.shape != shape or array.dtype != dtype:
+            got = "nothing" if array is None else f"{array.shape} {array.dtype}"
+            raise DamagedError(f"{folder} is damaged: {name} is {shape} {dtype}, it holds {got}")
+    return found
+
+
+def _checkpointer() -> Any:
+    ocp = require("orbax.checkpoint", "experiments", "saving and loading a model")
+    return ocp.PyTreeCheckpointer()
+
+
+def _manifest_text(path: Path) -> str:
+    files = {
+        p.relative_to(path).as_posix(): {"sha256": _digest(p), "bytes": p.stat().st_size}
+        for p in sorted(path.rglob("*"))
+        if p.is_file()
+    }
+    return _sign({"format": FORMAT, "version": VERSION, "files": files})
+
+
+def _sign(manifest: dict[str, Any]) -> str:
+    """The manifest with the digest of its own text, so that no byte of it can change unseen."""
+    digest = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
+    return json.dumps({**manifest, "digest": digest}, indent=1) + "\n"
+
+
+def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
+    file = path / MANIFEST
+    if not file.is_file():
+        raise DamagedError(f"{file} is missing: {path} is no saved model, or a damaged one")
+    text = _read_small(file)
+    try:
+        manifest = json.loads(text)
+        manifest.pop("digest")
+        whole = _sign(manifest) == text
+    except (ValueError, AttributeError, KeyError):
+        whole = False
+    if not whole:
+        raise DamagedError(f"{file} is damaged: it is not the text that was written")
+    if manifest["format"] != FORMAT or manifest["version"] != VERSION:
+        raise ValueError(
+            f"{file} must be of format {FORMAT!r}, version {VERSION}, got {manifest['format']!r}, "
+            f"version {manifest['version']}: use the lavajax that wrote it"
+        )
+    for name in manifest["files"]:
+        if not re.fullmatch(r"[^/\\]+(/[^/\\]+)*", name) or ".." in name.split("/"):
+            raise DamagedError(f"{file} is damaged: it names {name!r}, outside the folder")
+    return manifest["files"]
+
+
+def _read_small(file: Path) -> str:
+    size = file.stat().st_size
+    if size > _MOST_JSON:
+        raise DamagedError(f"{file} is damaged: it has {size} bytes, more than can be meant")
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise DamagedError(f"{file} is damaged: {error}") from None
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -73,6 +73,7 @@ def main() -> int:
             settings, folder = command, None
             source = load_source(settings.task)
             check_model(settings, source)
+            check_extras(settings)
         optimizer = lavajax.outer_optimizer(
             settings.run.steps,
             rate=settings.run.outer_rate,
@@ -114,6 +115,14 @@ def check_model(settings: Settings, source: Any) -> None:
         return settings.method.loss(params, task, key)
 
     jax.eval_shape(one, jax.random.key(0))
+
+
+def check_extras(settings: Settings) -> None:
+    """Refuses a run now that would lack a package at its end."""
+    if settings.run.tensorboard:
+        require("tensorboardX", "experiments", "--tensorboard")
+    if settings.run.figures:
+        require("matplotlib", "experiments", "drawing figures (--no-figures leaves them out)")
 
 
 @dataclasses.dataclass

@@ -92,7 +92,7 @@ def test_impossible_settings_are_refused_before_anything_is_computed(args, reaso
         raise AssertionError("the run has started")
 
     monkeypatch.setattr(script, "execute", compute)
-    monkeypatch.setattr(script, "make_folder", compute)
+    monkeypatch.setattr(script.RunFolder, "new", compute)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", "200")
         code, text = call(script)

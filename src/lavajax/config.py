@@ -69,7 +69,7 @@ def to_json(value: Any, *, describe: bool = False) -> Any:
         return value
     if describe:
         own = f"{type(value).__module__}.{type(value).__qualname__}"
-        return {"own": own, "description": repr(value)[:1000]}
+        return {"own": own, "description": " ".join(repr(value).split())[:1000]}
     raise ValueError(
         f"cannot write {type(value).__name__} as JSON: only lavajax's own classes have a record; "
         f"got {value!r}"

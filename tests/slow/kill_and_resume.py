@@ -10,6 +10,7 @@ optimiser, keys) must be those of an unbroken run, bit for bit.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 import subprocess
 import sys
@@ -49,13 +50,8 @@ def final_state(folder: Path, steps: int) -> list[np.ndarray]:
     state = checkpoint.restore_state(folder, like)
     assert state is not None
     assert int(state.step) == steps
-    words = [
-        jax.random.key_data(leaf)
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        else leaf
-        for leaf in jax.tree.leaves(state)
-    ]
-    return [np.asarray(leaf) for leaf in words]
+    state = dataclasses.replace(state, key=jax.random.key_data(state.key))
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
 def run(line: list[str]) -> float:

@@ -1,0 +1,247 @@
+"""Runs that are left alone: killed, stopped, resumed, scored again."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import random
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lavajax
+from slow import kill_and_resume as trial
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = [
+    *("--task=sine", "--shots=3", "--hidden", "8", "8", "--meta-batch=2", "--test-tasks=20"),
+    *("--steps=40", "--report-every=10", "--checkpoint-seconds=0"),
+]
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path):
+    """Calls the script in this process; returns its exit code and what it printed."""
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    import run as script
+
+    def run(*args: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["run.py", *args])
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            try:
+                code = script.main()
+            except SystemExit as stop:
+                code = stop.code
+        return code, out.getvalue()
+
+    return run
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [
+        json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().split("\n")[:-1]
+    ]
+
+
+def test_run_folder_has_every_file_and_the_log_stays_plain(call, tmp_path):
+    code, text = call(*TINY, "--out=a", "--seeds=2", "--tensorboard")
+    assert code == 0, text
+    assert "\x1b" not in text
+    assert re.search(r"^compiled in [\d.]+ s$", text, re.M)
+    line = r"^step 40/40  loss \S+  test mse \S+  \d+ steps/s  0 s left$"
+    assert re.search(line, text, re.M)
+    names = {p.name for p in (tmp_path / "a").iterdir()}
+    assert names == {
+        *(".lock", "config.json", "metrics.jsonl", "results.json", "checkpoints"),
+        *("tasks.png", "learning.png", "tensorboard"),
+    }
+    for figure in ("tasks.png", "learning.png"):
+        assert (tmp_path / "a" / figure).read_bytes().startswith(b"\x89PNG")
+    (events,) = (tmp_path / "a" / "tensorboard").iterdir()
+    assert events.stat().st_size > 500
+    rows = [json.loads(r) for r in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in rows] == [10, 20, 30, 40]
+    assert all(len(r["loss"]) == len(r["test_mse"]) == 2 for r in rows)
+    assert lavajax.load(tmp_path / "a")["head"].shape == (2, 9, 1)
+
+    # what is scored again is what was scored
+    results = json.loads((tmp_path / "a" / "results.json").read_text())
+    code, again = call("--eval=a", "--test-tasks=20")
+    assert code == 0, again
+    mean = np.mean([s["mean"] for s in results["seeds"]])
+    assert f"{mean:.3g}" in again
+    # a finished run that is resumed trains no more
+    before = steps_of(tmp_path / "a")
+    code, resumed = call("--resume=a")
+    assert code == 0, resumed
+    assert "going on from step 40 of 40" in resumed
+    assert steps_of(tmp_path / "a") == before
+
+
+def test_saved_model_is_scored_on_any_task(call, tmp_path):
+    lavajax.save(
+        lavajax.train(lavajax.Anil(lavajax.MLP((8,))), lavajax.Sine(), steps=2).params, "m"
+    )
+    code, text = call("--eval=m", "--task=sine", "--shots=4", "--test-tasks=20", "--test-seed=5")
+    assert code == 0, text
+    assert "anil on sine, 4 support points, 20 unseen tasks" in text
+    code, text = call("--eval=m", "--method=lava")
+    assert code == 2
+    assert "--eval scores the method that was saved; leave --method=lava out" in text
+    code, text = call("--eval=none")
+    assert code == 2
+    assert "path must be a saved model or a run folder" in text
+
+
+def test_damaged_checkpoint_is_named_and_the_one_before_it_gives_the_same_run(call, tmp_path):
+    assert call(*TINY, "--out=a")[0] == 0
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    newest = tmp_path / "b" / "checkpoints" / "000000040"
+    (newest / "config.json").write_text("{}")
+    (tmp_path / "b" / "results.json").unlink()
+    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 50, "lo')  # as a kill leaves it
+    code, text = call("--resume=b")
+    assert code == 0, text
+    assert "000000040/config.json is damaged" in text
+    assert "set aside: b/checkpoints/000000040.damaged" in text
+    assert "going on from step 30 of 40" in text
+    assert steps_of(tmp_path / "b") == [10, 20, 30, 40]
+    for a, b in zip(
+        lavajax.load("a").learned["weights"], lavajax.load("b").learned["weights"], strict=True
+    ):
+        np.testing.assert_array_equal(a["w"], b["w"])
+
+
+def test_existing_folder_is_only_overwritten_when_asked_and_if_it_is_a_run(call, tmp_path):
+    assert call(*TINY, "--out=a", "--no-figures")[0] == 0
+    (tmp_path / "a" / "notes.txt").write_text("mine")
+    code, text = call(*TINY, "--out=a", "--steps=20")
+    assert code == 2
+    assert "a is in use; --resume goes on with a run, --overwrite replaces one" in text
+    assert steps_of(tmp_path / "a")[-1] == 40
+    code, text = call(*TINY, "--out=a", "--steps=20", "--overwrite", "--no-figures")
+    assert code == 0, text
+    assert steps_of(tmp_path / "a") == [10, 20]
+    assert (tmp_path / "a" / "notes.txt").read_text() == "mine"
+
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "results.json").write_text("mine")
+    code, text = call(*TINY, "--out=other", "--overwrite")
+    assert code == 2
+    assert (tmp_path / "other" / "results.json").read_text() == "mine"
+    assert (
+        call(*TINY, "--overwrite") == (2, text)
+        or "--overwrite needs --out" in call(*TINY, "--overwrite")[1]
+    )
+
+
+def test_resume_takes_no_other_settings_and_needs_a_run(call, tmp_path):
+    code, text = call("--resume=a", "--steps=50")
+    assert code == 2
+    assert "takes its settings from the run's own configuration" in text
+    code, text = call("--resume=a")
+    assert code == 2
+    assert "must be the folder of a run, and has no config.json" in text
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").write_text('{"task": 1}')
+    code, text = call("--resume=a")
+    assert code == 2
+    assert "configuration is damaged" in text
+
+
+def start(folder: Path, *args: str) -> subprocess.Popen[str]:
+    line = [sys.executable, str(ROOT / "experiments" / "run.py"), f"--out={folder}", *args]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 120
+    while not any((folder / "checkpoints").glob("0*")):
+        assert time.monotonic() < end
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+
+
+def test_signal_saves_and_says_how_to_go_on_and_a_second_run_is_refused(call, tmp_path):
+    """The end of a run that nobody could wait for, in 100,000 steps."""
+    folder = tmp_path / "a"
+    process = start(folder, *TINY, "--steps=100000", "--checkpoint-seconds=1000")
+    end = time.monotonic() + 120
+    while not (folder / "metrics.jsonl").exists() or not steps_of(folder):
+        assert time.monotonic() < end
+        assert process.poll() is None
+        time.sleep(0.05)
+    code, text = call("--resume=a")
+    assert code == 2
+    assert f"a is in use by another run, process {process.pid}" in text
+    assert call(*TINY, "--out=a", "--overwrite")[0] == 2
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, out
+    assert re.search(r"stopped by SIGTERM; go on with: python \S*run\.py --resume=\S*a$", out, re.M)
+    (saved,) = (folder / "checkpoints").iterdir()
+    assert int(saved.name) == steps_of(folder)[-1] < 100_000
+
+
+def test_killed_runs_end_at_the_same_bits(tmp_path):
+    """Three of the fifty kills of ``slow/kill_and_resume.py``, in mid-training."""
+    moments = random.Random(1)
+    expected, _ = trial.unbroken(tmp_path / "unbroken", 300)
+    for index in range(3):
+        folder = tmp_path / str(index)
+        process = start(folder, "--steps=300", *trial.OPTIONS)
+        wait_for_checkpoint(folder, process)
+        time.sleep(moments.uniform(0, 0.7))
+        process.kill()
+        process.communicate()
+        assert not (folder / "results.json").exists() or index
+        for actual, wanted in zip(trial.resume(folder, 300), expected, strict=True):
+            np.testing.assert_array_equal(actual, wanted)
+
+
+def test_progress_fits_a_terminal_of_eighty_columns(tmp_path):
+    main, side = pty.openpty()
+    import fcntl
+    import struct
+    import termios
+
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    line = [sys.executable, str(ROOT / "experiments" / "run.py"), *TINY, "--no-figures"]
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "NO_COLOR")}
+    process = subprocess.Popen(
+        line, cwd=tmp_path, stdout=side, stderr=side, env={**environment, "TERM": "xterm"}
+    )
+    os.close(side)
+    shown = b""
+    while True:
+        ready, _, _ = select.select([main], [], [], 120)
+        assert ready
+        try:
+            piece = os.read(main, 65536)
+        except OSError:  # how a pseudo-terminal ends
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(main)
+    assert process.wait(timeout=60) == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    lines = re.split(r"[\r\n]+", plain)
+    assert max(len(each.rstrip()) for each in lines) <= 80
+    assert any(re.search(r"40/40  loss .* steps/s  0 s left", each) for each in lines)
+    assert any("compiling" in each for each in lines)

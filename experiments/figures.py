@@ -21,6 +21,9 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#777777"
 
+# A method has the same colour everywhere.
+COLOURS = {"lava": VERMILION, "anil": BLUE, "cavia": GREEN, "maml": ORANGE}
+
 STYLE = {
     "font.size": 9,
     "axes.spines.top": False,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+
+import pytest
 
 import lavajax
 
@@ -21,3 +25,60 @@ def test_step_cost_times_every_method_it_is_given(monkeypatch):
     for name in step_cost.METHODS:
         reference = step_cost.REFERENCE.get(name.split(",")[0])
         assert reference is None or reference in step_cost.METHODS
+
+
+def test_inner_steps_fills_every_cell_once_and_draws_them(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import inner_steps
+
+    def call(*args: str) -> int:
+        line = ["inner_steps.py", "--out", "cells", "--summary", "summary", "--shots", "2", *args]
+        monkeypatch.setattr(sys, "argv", line)
+        return inner_steps.main()
+
+    monkeypatch.chdir(tmp_path)
+    tiny = lavajax.MLP(hidden=(4,))
+    families = {
+        "anil": (lambda s: lavajax.Anil(tiny, inner_steps=s), 1),
+        "lava": (lambda s: lavajax.Lava(tiny, inner_steps=s), 1),
+        "lava naive": (lambda s: lavajax.Lava(tiny, inner_steps=s, solver="naive"), 1),
+    }
+    assert families.keys() < inner_steps.FAMILIES.keys()
+    monkeypatch.setattr(inner_steps, "FAMILIES", families)
+    assert call("--quick", "--only", "time") == 0
+    assert not (tmp_path / "summary").exists()
+    assert call("--quick") == 0
+    record = json.loads((tmp_path / "summary" / "inner_steps.json").read_text())
+    rows = record["cells"]
+    assert [r["method"] for r in rows] == ["anil", "lava", "lava naive"]
+    for row in rows:
+        for name in ("step_ms", "latency_us", "thousand_ms", "compile_s"):
+            assert row[name] > 0
+        assert row["mse"][0] > 0
+    # the literal route computes the same numbers
+    assert rows[1]["mse"] == pytest.approx(rows[2]["mse"], rel=1e-3)
+    assert (tmp_path / "summary" / "inner_steps.png").read_bytes().startswith(b"\x89PNG")
+    assert "left of or below" in capsys.readouterr().out
+
+    def again(*_):
+        raise AssertionError("a finished cell is computed again")
+
+    monkeypatch.setattr(inner_steps, "train", again)
+    monkeypatch.setattr(inner_steps, "measure", again)
+    assert call("--quick") == 0
+    (tmp_path / "cells" / "train-n2-anil-1.json").unlink()
+    with pytest.raises(AssertionError, match="computed again"):
+        call("--quick")
+    assert call() == 2  # the cells are of the quick setting
+    assert "--out must be new for other settings" in capsys.readouterr().err
+
+
+def test_inner_steps_says_which_points_lava_does_not_beat():
+    import inner_steps
+
+    def row(method, steps, time, mse):
+        return {"shots": 2, "method": method, "inner_steps": steps, "step_ms": time, "mse": [mse]}
+
+    rows = [row("lava", 1, 1.0, 0.1), row("anil", 1, 0.9, 0.3), row("anil", 2, 1.1, 0.05)]
+    assert inner_steps.beaten(rows, 2) == []
+    assert inner_steps.beaten([*rows, row("cavia", 1, 0.9, 0.09)], 2) == ["cavia S=1"]

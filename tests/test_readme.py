@@ -18,7 +18,8 @@ def blocks(name: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
 
 
-def test_readme_code_runs_as_written_and_adapts():
+def test_readme_code_runs_as_written_and_adapts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names: dict = {}
     for block in blocks("README.md", "python"):
         exec(compile(block, "README.md", "exec", dont_inherit=True), names)

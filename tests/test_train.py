@@ -38,6 +38,27 @@ def test_any_split_into_chunks_gives_the_same_bits(seeds):
     assert int(jnp.min(runs[0].state.step)) == 21
 
 
+@pytest.mark.parametrize("seeds", [None, 2])
+def test_run_that_goes_on_from_a_state_ends_at_the_same_bits(seeds):
+    tx = lavajax.outer_optimizer(21)
+    options = {"steps": 21, "seeds": seeds, "meta_batch": 3, "optimizer": tx, "chunk": 7}
+    states = []
+    whole = lavajax.train(
+        METHOD, TASKS, **options, callback=lambda p: states.append(jax.tree.map(jnp.copy, p.state))
+    )
+    for state in states:  # the last is that of the end: nothing is left to do
+        rest = lavajax.train(METHOD, TASKS, **options, state=state)
+        assert_equal_trees(rest.params, whole.params)
+        jax.block_until_ready(state)  # the caller's state is still the caller's
+    assert rest.history == {}
+    with pytest.raises(ValueError, match="state must be of the method"):
+        lavajax.train(lavajax.Anil(model=MODEL), TASKS, state=states[0])
+    with pytest.raises(ValueError, match="state must be of seeds=3, got one of seeds="):
+        lavajax.train(METHOD, TASKS, seeds=3, state=states[0])
+    with pytest.raises(ValueError, match="state must be a TrainState, got MetaParams"):
+        lavajax.train(METHOD, TASKS, state=whole.params)
+
+
 def test_tasks_drawn_ahead_are_those_drawn_step_by_step():
     """What a user's own loop over single steps would see."""
     tx = optax.sgd(0.01)

@@ -1,0 +1,320 @@
+"""Time against the number of inner steps, and the error that equal training reaches.
+
+    python benchmarks/inner_steps.py [--quick] [--only train|time] [--out FOLDER]
+
+ANIL and CAVIA take 1 to 8 inner steps, MAML 1 to 3, LAVA 1 to 3 in its closed form and by the
+paper's literal route (``naive``), with N = 2, 5, 10, 20 support points of a sine wave. Measured:
+
+- ``step_ms``: one outer step, 10 tasks; the median of interleaved repeats of a compiled chunk;
+- ``latency_us``: ``jax.jit(lavajax.adapt)`` of one task, likewise;
+- ``thousand_ms``: adaptation to 1,000 tasks in one call, likewise;
+- ``compile_s``: compilation of the outer step;
+- ``mse``: on unseen tasks after equal training, for each seed; the outer rate is the better one of
+  two on validation tasks, with the first seed.
+
+Each cell is a file of its own under ``--out``: stopped anywhere, the benchmark goes on where it
+was. ``--only train`` may run in several processes on one folder, each with its own ``--shots``;
+times want an idle machine. The summary goes to ``benchmarks/results``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import lavajax
+from lavajax.methods.base import Method
+from lavajax.train import run_steps, start_state
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "experiments"))
+
+import figures  # noqa: E402
+
+FAMILIES: dict[str, tuple[Callable[[int], Method], int]] = {
+    "anil": (lambda s: lavajax.Anil(inner_steps=s), 8),
+    "cavia": (lambda s: lavajax.Cavia(inner_steps=s), 8),
+    "maml": (lambda s: lavajax.Maml(inner_steps=s), 3),
+    "lava": (lambda s: lavajax.Lava(inner_steps=s), 3),
+    "lava naive": (lambda s: lavajax.Lava(inner_steps=s, curvature="hessian", solver="naive"), 3),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the numbers depend on; a folder holds cells of one setting.
+
+    Attributes:
+        steps: outer steps of training.
+        rates: outer rates to choose from.
+        seeds: trained and averaged.
+        test_tasks: unseen tasks to score on.
+        repeats: of every timing.
+        chunk: outer steps in a timed chunk.
+        calls: adaptations in a timed chunk.
+        most: inner steps at most.
+    """
+
+    steps: int = 2000
+    rates: tuple[float, ...] = (1e-3, 5e-3)
+    seeds: int = 3
+    test_tasks: int = 4000
+    repeats: int = 11
+    chunk: int = 20
+    calls: int = 50
+    most: int = 8
+
+
+QUICK = Settings(
+    steps=20, rates=(5e-3,), seeds=1, test_tasks=20, repeats=2, chunk=2, calls=2, most=1
+)
+
+
+def methods(most: int) -> dict[tuple[str, int], Method]:
+    """Every method by family and inner steps."""
+    return {
+        (family, s): build(s)
+        for family, (build, last) in FAMILIES.items()
+        for s in range(1, min(last, most) + 1)
+    }
+
+
+def train(method: Method, shots: int, settings: Settings) -> dict[str, Any]:
+    """Picks the outer rate on validation tasks, trains every seed, scores on test tasks."""
+    tasks = lavajax.Sine(shots=shots)
+
+    def trained(rate: float, seed: int) -> lavajax.MetaParams:
+        tx = lavajax.outer_optimizer(settings.steps, rate=rate)
+        return lavajax.train(method, tasks, steps=settings.steps, seed=seed, optimizer=tx).params
+
+    def mse(params: lavajax.MetaParams, split: Any) -> float:
+        return lavajax.evaluate(params, tasks, num_tasks=settings.test_tasks, split=split).mean
+
+    first = {rate: trained(rate, 0) for rate in settings.rates}
+    validation = {rate: mse(params, "validation") for rate, params in first.items()}
+    rate = min(validation, key=lambda r: np.nan_to_num(validation[r], nan=np.inf))
+    seeds = [first[rate], *(trained(rate, seed) for seed in range(1, settings.seeds))]
+    return {
+        "mse": [mse(params, "test") for params in seeds],
+        "outer_rate": rate,
+        "validation": {str(r): v for r, v in validation.items()},
+    }
+
+
+def measure(shots: int, settings: Settings) -> dict[tuple[str, int], dict[str, float]]:
+    """Times of all methods, which take turns, so that noise disturbs all of them alike."""
+    tasks = lavajax.Sine(shots=shots)
+    tx = lavajax.outer_optimizer(settings.steps)
+    thousand = jax.vmap(tasks.sample)(jax.random.split(jax.random.key(1), 1000)).support
+    one = jax.tree.map(lambda leaf: leaf[0], thousand)
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    runs: dict[tuple[tuple[str, int], str], tuple[Callable[[], Any], float]] = {}
+    for cell, method in methods(settings.most).items():
+        state = start_state(method, tasks, tx)
+        chunk = jax.jit(lambda state: run_steps(state, tasks, tx, 0, settings.chunk, meta_batch=10))
+        begun = time.perf_counter()
+        step = chunk.lower(state).compile()
+        found[cell] = {"compile_s": time.perf_counter() - begun}
+        adapt = jax.jit(lavajax.adapt)
+        every = jax.jit(lambda params: jax.vmap(lambda s: lavajax.adapt(params, s))(thousand))
+        params = state.params
+        runs[cell, "step_ms"] = partial(step, state), 1e3 / settings.chunk
+        runs[cell, "latency_us"] = (
+            partial(repeat, partial(adapt, params, one), settings.calls),
+            1e6 / settings.calls,
+        )
+        runs[cell, "thousand_ms"] = partial(every, params), 1e3
+    times: dict[Any, list[float]] = {name: [] for name in runs}
+    for turn in range(settings.repeats + 1):
+        for name, (run, unit) in runs.items():
+            begun = time.perf_counter()
+            jax.block_until_ready(run())
+            if turn:  # the first warms up
+                times[name].append((time.perf_counter() - begun) * unit)
+    for (cell, what), values in times.items():
+        found[cell][what] = statistics.median(values)
+    return found
+
+
+def repeat(call: Callable[[], Any], times: int) -> None:
+    """Calls again and again, each when the last is done."""
+    for _ in range(times):
+        jax.block_until_ready(call())
+
+
+class Cells:
+    """Results by cell, each a file of its own."""
+
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        record = folder / "settings.json"
+        text = json.dumps(dataclasses.asdict(settings), indent=2) + "\n"
+        if record.exists() and record.read_text() != text:
+            raise ValueError(
+                f"--out must be new for other settings: {folder} holds results of "
+                f"{' '.join(record.read_text().split())}"
+            )
+        record.write_text(text)
+
+    def _file(self, kind: str, shots: int, cell: tuple[str, int]) -> Path:
+        family, steps = cell
+        return self._folder / f"{kind}-n{shots}-{family.replace(' ', '_')}-{steps}.json"
+
+    def get(self, kind: str, shots: int, cell: tuple[str, int]) -> dict[str, Any] | None:
+        """The result of a cell, or None."""
+        file = self._file(kind, shots, cell)
+        return json.loads(file.read_text()) if file.exists() else None
+
+    def put(self, kind: str, shots: int, cell: tuple[str, int], value: dict[str, Any]) -> None:
+        """Writes the result of a cell, whole or not at all."""
+        file = self._file(kind, shots, cell)
+        temporary = file.with_suffix(".unfinished")
+        temporary.write_text(json.dumps(value) + "\n")
+        temporary.replace(file)
+
+
+def summary(cells: Cells, shots: list[int], settings: Settings) -> list[dict[str, Any]]:
+    """A row for each cell, with what has been measured of it."""
+    rows = []
+    for n in shots:
+        for cell in methods(settings.most):
+            found = [cells.get(kind, n, cell) or {} for kind in ("time", "train")]
+            rows.append(
+                {"shots": n, "method": cell[0], "inner_steps": cell[1], **found[0], **found[1]}
+            )
+    return rows
+
+
+def beaten(rows: list[dict[str, Any]], shots: int) -> list[str]:
+    """The ANIL and CAVIA points that one-step LAVA is neither left of nor below."""
+    here = [r for r in rows if r["shots"] == shots]
+    (lava,) = (r for r in here if r["method"] == "lava" and r["inner_steps"] == 1)
+    return [
+        f"{r['method']} S={r['inner_steps']}"
+        for r in here
+        if r["method"] in ("anil", "cavia")
+        and r["step_ms"] < lava["step_ms"]
+        and np.mean(r["mse"]) < np.mean(lava["mse"])
+    ]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as text."""
+    head = "   N  method      S   step ms  latency us  1,000 tasks ms  compile s  test MSE"
+    lines = [head]
+    for row in rows:
+        mse = row.get("mse")
+        error = (
+            f"{np.mean(mse):.3g} ± {np.std(mse, ddof=1) if len(mse) > 1 else 0:.1g}" if mse else ""
+        )
+        times = "".join(
+            f"{row[name]:{width}.{digits}f}" if name in row else " " * width
+            for name, width, digits in (
+                *(("step_ms", 10, 3), ("latency_us", 12, 1)),
+                *(("thousand_ms", 16, 2), ("compile_s", 11, 2)),
+            )
+        )
+        lines.append(
+            f"{row['shots']:4d}  {row['method']:10s}{row['inner_steps']:3d}{times}  {error}"
+        )
+    return "\n".join(lines)
+
+
+def draw(rows: list[dict[str, Any]], shots: list[int], path: Path) -> None:
+    """Test error against the time of an outer step, a panel for each N."""
+    plt = figures.pyplot()
+    figure, axes = plt.subplots(
+        1, len(shots), figsize=(2.6 * len(shots) + 0.4, 3.1), squeeze=False, layout="constrained"
+    )
+    for axis, n in zip(axes[0], shots, strict=True):
+        for family in FAMILIES:
+            points = [r for r in rows if r["shots"] == n and r["method"] == family]
+            x = [r["step_ms"] / 10 for r in points]
+            y = [float(np.mean(r["mse"])) for r in points]
+            naive, lava = family == "lava naive", family.startswith("lava")
+            axis.plot(
+                x,
+                y,
+                "*-" if lava else "o-",
+                color=figures.COLOURS[family.split()[0]],
+                mfc="white" if naive else None,
+                ms=9 if lava else 4,
+                lw=0.8,
+                label=family.replace("lava", "LAVA")
+                .replace("anil", "ANIL")
+                .replace("cavia", "CAVIA")
+                .replace("maml", "MAML"),
+            )
+            if points and not lava:
+                for end in sorted({0, len(points) - 1}):
+                    steps = points[end]["inner_steps"]
+                    axis.annotate(
+                        str(steps), (x[end], y[end]), (0, 5), textcoords="offset points", fontsize=7
+                    )
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_title(f"N = {n}", fontsize=9)
+        axis.set_xlabel("training step, ms per task")
+    axes[0, 0].set_ylabel("test MSE")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    figures.save(figure, path)
+
+
+def main() -> int:
+    """Runs the benchmark, or what is left of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shots", type=int, nargs="+", default=[2, 5, 10, 20], help="N")
+    parser.add_argument("--quick", action="store_true", help="one inner step, hardly any training")
+    parser.add_argument("--only", choices=("train", "time"), help="one half of the work")
+    parser.add_argument("--out", type=Path, default=Path("runs/inner_steps"), help="cells")
+    parser.add_argument(
+        "--summary", type=Path, default=HERE / "results", help="folder of the JSON and the figure"
+    )
+    args = parser.parse_args()
+    settings = QUICK if args.quick else Settings()
+    try:
+        cells = Cells(args.out, settings)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    every = methods(settings.most)
+    for n in args.shots:
+        if args.only != "train" and any(cells.get("time", n, cell) is None for cell in every):
+            for cell, times in measure(n, settings).items():
+                cells.put("time", n, cell, times)
+        for cell, method in every.items():
+            if args.only != "time" and cells.get("train", n, cell) is None:
+                cells.put("train", n, cell, train(method, n, settings))
+                print(f"N = {n}: {cell[0]} with {cell[1]} steps trained", flush=True)
+    rows = summary(cells, args.shots, settings)
+    print(table(rows))
+    if any("mse" not in row or "step_ms" not in row for row in rows):
+        return 0  # the other half is still to be done
+    for n in args.shots:
+        better = ", ".join(beaten(rows, n))
+        print(
+            f"N = {n}: one-step LAVA is left of or below every ANIL and CAVIA point"
+            + (f" but {better}" if better else "")
+        )
+    args.summary.mkdir(parents=True, exist_ok=True)
+    record = {"settings": dataclasses.asdict(settings), "jax": jax.__version__, "cells": rows}
+    (args.summary / "inner_steps.json").write_text(json.dumps(record, indent=1) + "\n")
+    draw(rows, args.shots, args.summary / "inner_steps.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

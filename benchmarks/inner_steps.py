@@ -41,6 +41,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "experiments"))
 
 import figures  # noqa: E402
+from cells import Cells  # noqa: E402
 
 FAMILIES: dict[str, tuple[Callable[[int], Method], int]] = {
     "anil": (lambda s: lavajax.Anil(inner_steps=s), 8),
@@ -153,36 +154,9 @@ def repeat(call: Callable[[], Any], times: int) -> None:
         jax.block_until_ready(call())
 
 
-class Cells:
-    """Results by cell, each a file of its own."""
-
-    def __init__(self, folder: Path, settings: Settings) -> None:
-        self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        record = folder / "settings.json"
-        text = json.dumps(dataclasses.asdict(settings), indent=2) + "\n"
-        if record.exists() and record.read_text() != text:
-            raise ValueError(
-                f"--out must be new for other settings: {folder} holds results of "
-                f"{' '.join(record.read_text().split())}"
-            )
-        record.write_text(text)
-
-    def _file(self, kind: str, shots: int, cell: tuple[str, int]) -> Path:
-        family, steps = cell
-        return self._folder / f"{kind}-n{shots}-{family.replace(' ', '_')}-{steps}.json"
-
-    def get(self, kind: str, shots: int, cell: tuple[str, int]) -> dict[str, Any] | None:
-        """The result of a cell, or None."""
-        file = self._file(kind, shots, cell)
-        return json.loads(file.read_text()) if file.exists() else None
-
-    def put(self, kind: str, shots: int, cell: tuple[str, int], value: dict[str, Any]) -> None:
-        """Writes the result of a cell, whole or not at all."""
-        file = self._file(kind, shots, cell)
-        temporary = file.with_suffix(".unfinished")
-        temporary.write_text(json.dumps(value) + "\n")
-        temporary.replace(file)
+def name_of(kind: str, shots: int, cell: tuple[str, int]) -> str:
+    """The name of a result."""
+    return f"{kind} n{shots} {cell[0]} {cell[1]}"
 
 
 def summary(cells: Cells, shots: list[int], settings: Settings) -> list[dict[str, Any]]:
@@ -190,7 +164,7 @@ def summary(cells: Cells, shots: list[int], settings: Settings) -> list[dict[str
     rows = []
     for n in shots:
         for cell in methods(settings.most):
-            found = [cells.get(kind, n, cell) or {} for kind in ("time", "train")]
+            found = [cells.get(name_of(kind, n, cell)) or {} for kind in ("time", "train")]
             rows.append(
                 {"shots": n, "method": cell[0], "inner_steps": cell[1], **found[0], **found[1]}
             )
@@ -286,18 +260,21 @@ def main() -> int:
     args = parser.parse_args()
     settings = QUICK if args.quick else Settings()
     try:
-        cells = Cells(args.out, settings)
+        cells = Cells(args.out, dataclasses.asdict(settings))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     every = methods(settings.most)
     for n in args.shots:
-        if args.only != "train" and any(cells.get("time", n, cell) is None for cell in every):
+        if args.only != "train" and any(
+            cells.get(name_of("time", n, cell)) is None for cell in every
+        ):
             for cell, times in measure(n, settings).items():
-                cells.put("time", n, cell, times)
+                cells.put(name_of("time", n, cell), times)
         for cell, method in every.items():
-            if args.only != "time" and cells.get("train", n, cell) is None:
-                cells.put("train", n, cell, train(method, n, settings))
+            name = name_of("train", n, cell)
+            if args.only != "time" and cells.get(name) is None:
+                cells.put(name, train(method, n, settings))
                 print(f"N = {n}: {cell[0]} with {cell[1]} steps trained", flush=True)
     rows = summary(cells, args.shots, settings)
     print(table(rows))

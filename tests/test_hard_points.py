@@ -127,7 +127,7 @@ def test_padding_is_an_input_that_the_model_can_take():
 
 
 def test_padded_queries_stay_out_of_batch_statistics_in_loss_and_score():
-    from lavajax.evaluate import task_metric
+    from lavajax.evaluate import task_scores
 
     method = lavajax.Lava(model=lavajax.Linen(BatchNormalised()))
     support, query = make_points(4, d=2), make_points(3, d=2, seed=1)
@@ -139,7 +139,7 @@ def test_padded_queries_stay_out_of_batch_statistics_in_loss_and_score():
     )
     for score in (
         lambda q: method.loss(params, lavajax.Task(support, q), None),
-        lambda q: task_metric(params, lavajax.Task(support, q)),
+        lambda q: task_scores(params, lavajax.Task(support, q))["values"],
     ):
         np.testing.assert_allclose(score(padded), score(query), rtol=1e-5)
 

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from lavajax import points
+from lavajax import gaussian, points
 from lavajax.api import check_params
 from lavajax.tasks.base import Split, TaskSource, check_source
-from lavajax.types import Array, MetaParams, Task
+from lavajax.types import Array, MetaParams, PyTree, Task
 
 _STREAM = 0x7E57
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The metric on held-out tasks.
+    """Scores on held-out tasks.
 
     Attributes:
-        metric: its name, such as ``mse``.
+        metric: the name of the metric, such as ``mse``.
         values: the metric of each task, averaged over its query points, ``[tasks]``.
+        nll: the negative log density of the query targets under a Gaussian with the predicted mean
+            and variance (epistemic and noise together), in nats, averaged over points and outputs,
+            ``[tasks]``; None for methods without error bars.
+        coverage: the share of query targets, of all outputs, inside the central 95% interval of
+            that Gaussian, ``[tasks]``; likewise.
     """
 
     metric: str
     values: np.ndarray
+    nll: np.ndarray | None = None
+    coverage: np.ndarray | None = None
 
     @property
     def mean(self) -> float:
@@ -70,25 +80,26 @@ def evaluate(
         ValueError: ``num_tasks`` is below 2 or ``batch`` below 1.
     """
     check_params(params)
-    scorer = jax.tree_util.Partial(task_metric, params)
-    values = score(scorer, tasks, num_tasks=num_tasks, seed=seed, split=split, batch=batch)
-    return Evaluation(params.method.point_loss.metric_name, values)
+    scorer = jax.tree_util.Partial(task_scores, params)
+    found = score(scorer, tasks, num_tasks=num_tasks, seed=seed, split=split, batch=batch)
+    return Evaluation(params.method.point_loss.metric_name, **found)
 
 
 def score(
-    fn: Callable[[Task, Array], Array],
+    fn: Callable[[Task, Array], PyTree],
     tasks: TaskSource,
     *,
     num_tasks: int = 10_000,
     seed: int = 0,
     split: Split = "test",
     batch: int = 250,
-) -> np.ndarray:
-    """The scalar ``fn(task, key)`` on the same held-out tasks that ``evaluate`` uses.
+) -> Any:
+    """``fn(task, key)`` on the same held-out tasks that ``evaluate`` uses.
 
     Args:
-        fn: any function of a task, such as a reference that learns nothing. As a
-            ``jax.tree_util.Partial`` its arrays are arguments, and new ones compile nothing.
+        fn: any function of a task with a scalar result, or a pytree of results, such as a
+            reference that learns nothing. As a ``jax.tree_util.Partial`` its arrays are arguments,
+            and new ones compile nothing.
         tasks: source of tasks.
         num_tasks: how many tasks, at least 2.
         seed: of the tasks and the keys.
@@ -96,7 +107,7 @@ def score(
         batch: tasks computed at once; bounds memory, not the result.
 
     Returns:
-        ``[num_tasks]``.
+        The results as NumPy arrays, each with a leading axis ``[num_tasks]``.
 
     Raises:
         ValueError: ``num_tasks`` is below 2 or ``batch`` below 1.
@@ -109,7 +120,8 @@ def score(
     if not isinstance(fn, jax.tree_util.Partial):
         fn = jax.tree_util.Partial(fn)
     keys = task_keys(seed, num_tasks)
-    return np.asarray(_score(fn, tasks, keys, split=split, batch=min(batch, num_tasks)))
+    found = _score(fn, tasks, keys, split=split, batch=min(batch, num_tasks))
+    return jax.tree.map(np.asarray, found)
 
 
 def task_keys(seed: int, num_tasks: int) -> Array:
@@ -123,19 +135,32 @@ def task_keys(seed: int, num_tasks: int) -> Array:
 
 @partial(jax.jit, static_argnames=("split", "batch"))
 def _score(
-    fn: Callable[[Task, Array], Array], tasks: TaskSource, keys: Array, *, split: Split, batch: int
-) -> Array:
-    def one(key: Array) -> Array:
+    fn: Callable[[Task, Array], PyTree], tasks: TaskSource, keys: Array, *, split: Split, batch: int
+) -> PyTree:
+    def one(key: Array) -> PyTree:
         task_key, fn_key = jax.random.split(key)
         return fn(tasks.sample(task_key, split), fn_key)
 
     return jax.lax.map(one, keys, batch_size=batch)
 
 
-def task_metric(params: MetaParams, task: Task, key: Array | None = None) -> Array:
-    """The metric of the query of one task after adapting to its support; a scalar."""
+def task_scores(params: MetaParams, task: Task, key: Array | None = None) -> dict[str, Array]:
+    """The scores of the query of one task after adapting to its support.
+
+    Returns:
+        Scalars: ``values``, the metric, and, where the method predicts variances, ``nll`` and
+        ``coverage``, as in ``Evaluation``.
+    """
     method = params.method
     query = points.sanitise(task.query)
     adapted = method.adapt(params, task.support, key=key)
     prediction = method.predict(params, adapted, query.x, mask=query.mask)
-    return points.mean_metric(method.point_loss, prediction.mean, query)
+    scores = {"values": points.mean_metric(method.point_loss, prediction.mean, query)}
+    variances = [v for v in (prediction.epistemic, prediction.noise) if v is not None]
+    if variances:
+        y, variance = query.y.astype(prediction.mean.dtype), functools.reduce(jnp.add, variances)
+        density = gaussian.negative_log_density(prediction.mean, variance, y)
+        inside = gaussian.inside_interval(prediction.mean, variance, y)
+        scores["nll"] = points.average(jnp.mean(density, axis=-1), query)
+        scores["coverage"] = points.average(jnp.mean(inside, axis=-1), query)
+    return scores

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import jax
 import jax.numpy as jnp
 
 from lavajax.types import Array
@@ -18,3 +19,16 @@ def negative_log_density(mean: Array, variance: Array, y: Array) -> Array:
         y: targets.
     """
     return 0.5 * (jnp.log(variance) + math.log(2 * math.pi) + (y - mean) ** 2 / variance)
+
+
+def inside_interval(mean: Array, variance: Array, y: Array, probability: float = 0.95) -> Array:
+    """1 where y lies in the central interval of N(mean, variance) of that probability, else 0.
+
+    Args:
+        mean: predicted means, in the units of the targets.
+        variance: predicted variances, in squared units.
+        y: targets.
+        probability: of the interval, between 0 and 1.
+    """
+    half = jax.scipy.stats.norm.ppf(0.5 + probability / 2) * jnp.sqrt(variance)
+    return (jnp.abs(y - mean) <= half).astype(mean.dtype)

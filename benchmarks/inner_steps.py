@@ -161,10 +161,10 @@ def name_of(kind: str, shots: int, cell: tuple[str, int]) -> str:
 
 def summary(cells: Cells, shots: list[int], settings: Settings) -> list[dict[str, Any]]:
     """A row for each cell, with what has been measured of it."""
-    rows = []
+    rows, key = [], dataclasses.asdict(settings)
     for n in shots:
         for cell in methods(settings.most):
-            found = [cells.get(name_of(kind, n, cell)) or {} for kind in ("time", "train")]
+            found = [cells.get(name_of(kind, n, cell), key) or {} for kind in ("time", "train")]
             rows.append(
                 {"shots": n, "method": cell[0], "inner_steps": cell[1], **found[0], **found[1]}
             )
@@ -259,22 +259,18 @@ def main() -> int:
     )
     args = parser.parse_args()
     settings = QUICK if args.quick else Settings()
-    try:
-        cells = Cells(args.out, dataclasses.asdict(settings))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    cells, key = Cells(args.out), dataclasses.asdict(settings)
     every = methods(settings.most)
     for n in args.shots:
         if args.only != "train" and any(
-            cells.get(name_of("time", n, cell)) is None for cell in every
+            cells.get(name_of("time", n, cell), key) is None for cell in every
         ):
             for cell, times in measure(n, settings).items():
-                cells.put(name_of("time", n, cell), times)
+                cells.put(name_of("time", n, cell), key, times)
         for cell, method in every.items():
             name = name_of("train", n, cell)
-            if args.only != "time" and cells.get(name) is None:
-                cells.put(name, train(method, n, settings))
+            if args.only != "time" and cells.get(name, key) is None:
+                cells.put(name, key, train(method, n, settings))
                 print(f"N = {n}: {cell[0]} with {cell[1]} steps trained", flush=True)
     rows = summary(cells, args.shots, settings)
     print(table(rows))

@@ -69,8 +69,11 @@ def test_inner_steps_fills_every_cell_once_and_draws_them(monkeypatch, tmp_path,
     (tmp_path / "cells" / "train-n2-anil-1.json").unlink()
     with pytest.raises(AssertionError, match="computed again"):
         call("--quick")
-    assert call() == 2  # the cells are of the quick setting
-    assert "--out must be new for other settings" in capsys.readouterr().err
+    monkeypatch.setattr(
+        inner_steps, "QUICK", inner_steps.dataclasses.replace(inner_steps.QUICK, steps=4)
+    )
+    with pytest.raises(AssertionError, match="computed again"):
+        call("--quick", "--only", "time")  # other settings
 
 
 def test_inner_steps_says_which_points_lava_does_not_beat():

@@ -39,6 +39,9 @@ REGRESSION = {
     "maml, first order": lavajax.Maml(model=RELU, first_order=True),
     "anil": lavajax.Anil(model=RELU, inner_steps=3),
     "cavia": lavajax.Cavia(model=RELU, subspace=CONTEXT),
+    "meta-sgd": lavajax.MetaSgd(model=RELU, inner_steps=2),
+    "meta-sgd head": lavajax.MetaSgd(model=RELU, subspace=lavajax.Head()),
+    "meta-sgd context": lavajax.MetaSgd(model=RELU, subspace=CONTEXT, rate_init="constant"),
 }
 CLASSIFICATION = {
     "lava head, labels": lavajax.Lava(model=RELU, point_loss=lavajax.CrossEntropy(3)),

@@ -88,6 +88,10 @@ REFUSED = [
         lambda: lavajax.Cavia(subspace=lavajax.Head()),
         r"Cavia\.subspace must be a Context, got Head\(\); .* Anil",
     ),
+    (
+        lambda: lavajax.MetaSgd(rate_init="normal"),
+        r"MetaSgd\.rate_init must be one of 'uniform', 'constant', got 'normal'",
+    ),
     (lambda: lavajax.Context(size=0), r"Context\.size must be an integer of at least 1, got 0"),
     (lambda: lavajax.Context(start="one"), r"Context\.start must be one of"),
     (
@@ -171,6 +175,7 @@ EXAMPLES = {
     "Maml": lavajax.Maml(inner_rate=0.1 + 0.2, first_order=True),
     "Anil": lavajax.Anil(point_loss=lavajax.CrossEntropy(7)),
     "Cavia": lavajax.Cavia(inner_steps=4),
+    "MetaSgd": lavajax.MetaSgd(rate_init="constant", inner_rate=-0.1),
     "MLP": lavajax.MLP(hidden=(3,), feature_dim=2),
     "Head": lavajax.Head(),
     "Context": lavajax.Context(9, "zeros_learned"),

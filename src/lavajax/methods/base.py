@@ -208,7 +208,11 @@ def predict_mean(
 
 def query_loss(method: NetworkMethod, params: MetaParams, task: Task, key: Array | None) -> Array:
     """The mean loss of the query after adapting to the support; 0 for an empty query."""
-    adapted = method.adapt(params, task.support, key=key)
-    query = points.sanitise(task.query)
-    f = outputs(method, params, adapted, query.x, query.mask)
-    return points.mean_loss(method.point_loss, f, query)
+    return loss_at(method, params, method.adapt(params, task.support, key=key), task.query)
+
+
+def loss_at(method: NetworkMethod, params: MetaParams, adapted: Adapted, at: Points) -> Array:
+    """The mean loss of an adapted network at the points ``at``; 0 without any."""
+    at = points.sanitise(at)
+    f = outputs(method, params, adapted, at.x, at.mask)
+    return points.mean_loss(method.point_loss, f, at)

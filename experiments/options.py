@@ -28,6 +28,10 @@ METHODS: dict[str, Any] = {
     "maml": lavajax.Maml(),
     "cavia": lavajax.Cavia(),
     "meta-sgd": lavajax.MetaSgd(),
+    "reptile": lavajax.Reptile(),
+    "vfml": lavajax.Vfml(),
+    "vr-maml": lavajax.vr_maml_tuned(),
+    "vr-maml-released": lavajax.vr_maml_released(),
 }
 SUBSPACES: dict[str, Any] = {
     "head": lavajax.Head(),
@@ -69,9 +73,10 @@ class RunOptions:
         seeds: number of seeds, trained together.
         seed: the first seed; it fixes everything.
         meta_batch: tasks in an outer step.
-        outer_rate: peak learning rate of Adam, after a warm-up and before a cosine to 0.
-        warmup: outer steps of warm-up; 1,000, or a tenth of a shorter run, where not given.
-        clip: bound on the norm of the meta-gradient.
+        optimizer: adam, with warm-up, cosine and clipping; or sgd, plain, at a constant rate.
+        outer_rate: learning rate of the outer loop; for adam, its peak.
+        warmup: outer steps of adam's warm-up; 1,000, or a tenth of a shorter run, where not given.
+        clip: bound on the norm of the meta-gradient; for adam.
         test_tasks: unseen tasks to score on.
         out: folder for the run's files; a new one under runs/ where not given.
     """
@@ -80,6 +85,7 @@ class RunOptions:
     seeds: int = 1
     seed: int = 0
     meta_batch: int = 10
+    optimizer: Literal["adam", "sgd"] = "adam"
     outer_rate: float = 5e-3
     warmup: int | None = None
     clip: float = 10.0
@@ -94,6 +100,8 @@ class RunOptions:
                     f"--{name.replace('_', '-')} must be at least {minimum}, "
                     f"got {getattr(self, name)}"
                 )
+        if self.optimizer == "sgd" and self.warmup is not None:
+            raise ValueError("--warmup is for --optimizer=adam: sgd keeps one rate throughout")
         if not 0 <= self.seed < 2**32 - self.seeds:
             raise ValueError(f"--seed must be between 0 and 2**32 - seeds, got {self.seed}")
         if (

@@ -19,6 +19,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 import lavajax
 from lavajax.config import to_json
@@ -34,7 +35,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from options import Settings, parse
+from options import RunOptions, Settings, parse
 from reference import paper_value, reference_errors
 
 
@@ -44,12 +45,7 @@ def main() -> int:
     try:
         settings = parse(sys.argv[1:])
         source = settings.task.load() if hasattr(settings.task, "load") else settings.task
-        optimizer = lavajax.outer_optimizer(
-            settings.run.steps,
-            rate=settings.run.outer_rate,
-            warmup=settings.run.warmup,
-            clip=settings.run.clip,
-        )
+        optimizer = make_optimizer(settings.run)
         check_model(settings, source)
         folder = make_folder(settings)
     except (ValueError, OSError, ModuleNotFoundError) as error:
@@ -63,6 +59,12 @@ def main() -> int:
     console.print(table(settings, results))
     console.print(f"files: {folder}", markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def make_optimizer(run: RunOptions) -> optax.GradientTransformation:
+    """The outer optimiser of a run."""
+    tx = lavajax.outer_optimizer(run.steps, rate=run.outer_rate, warmup=run.warmup, clip=run.clip)
+    return tx if run.optimizer == "adam" else optax.sgd(run.outer_rate)
 
 
 def check_model(settings: Settings, source: Any) -> None:

@@ -42,6 +42,12 @@ REGRESSION = {
     "meta-sgd": lavajax.MetaSgd(model=RELU, inner_steps=2),
     "meta-sgd head": lavajax.MetaSgd(model=RELU, subspace=lavajax.Head()),
     "meta-sgd context": lavajax.MetaSgd(model=RELU, subspace=CONTEXT, rate_init="constant"),
+    "reptile": lavajax.Reptile(model=RELU),
+    "vfml": lavajax.Vfml(model=RELU),
+    "vfml head": lavajax.Vfml(model=RELU, subspace=lavajax.Head(), inner_steps=2),
+    "vfml storm": lavajax.Vfml(model=RELU, subspace=CONTEXT, variant="storm"),
+    "vr-maml": lavajax.vr_maml_tuned(model=RELU),
+    "vr-maml context": lavajax.VrMaml(model=RELU, subspace=CONTEXT, inner_steps=2),
 }
 CLASSIFICATION = {
     "lava head, labels": lavajax.Lava(model=RELU, point_loss=lavajax.CrossEntropy(3)),
@@ -50,7 +56,7 @@ CLASSIFICATION = {
 METHODS = REGRESSION | CLASSIFICATION
 # Those whose predictions have error bars, and those that carry what they do not differentiate.
 PROBABILISTIC: set[str] = set()
-CHANGES_FIXED: set[str] = set()
+CHANGES_FIXED: set[str] = {"vfml", "vfml head", "vfml storm"}
 every_method = pytest.mark.parametrize("name", METHODS)
 
 

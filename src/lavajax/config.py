@@ -16,6 +16,9 @@ from lavajax.methods.cavia import Cavia
 from lavajax.methods.lava import Lava
 from lavajax.methods.maml import Maml
 from lavajax.methods.meta_sgd import MetaSgd
+from lavajax.methods.reptile import Reptile
+from lavajax.methods.vfml import Vfml
+from lavajax.methods.vr_maml import VrMaml
 from lavajax.models.mlp import MLP
 from lavajax.subspace import Context, Full, Head
 from lavajax.tasks.air_quality import AirQuality
@@ -25,7 +28,7 @@ CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Lava, Maml, Anil, Cavia),
-        *(MetaSgd,),
+        *(MetaSgd, Reptile, Vfml, VrMaml),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

@@ -101,6 +101,21 @@ def meta_gradient(
     return expect.value_and_grad(objective, params.learned)
 
 
+def storm(average: PyTree, now: PyTree, before: PyTree, gamma: float) -> PyTree:
+    """The recursive gradient estimate of STORM (Cutkosky and Orabona 2019).
+
+    now + (1 - gamma) (average - before): the new gradient, corrected by how far the running
+    estimate was off at the previous parameters, **on the same data**.
+
+    Args:
+        average: the estimate at the previous parameters, from the data of earlier steps.
+        now: the gradient at the current parameters, on this step's data.
+        before: the gradient at the previous parameters, on this step's data.
+        gamma: from 0 to 1; 1 forgets the estimate.
+    """
+    return jax.tree.map(lambda a, g, d: g + (1 - gamma) * (a - d), average, now, before)
+
+
 def apply_gradient(
     state: TrainState, grads: PyTree, tx: optax.GradientTransformation
 ) -> TrainState:

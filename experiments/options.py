@@ -29,6 +29,7 @@ METHODS: dict[str, Any] = {
     "cavia": lavajax.Cavia(),
     "meta-sgd": lavajax.MetaSgd(),
     "reptile": lavajax.Reptile(),
+    "llama": lavajax.Llama(),
     "vfml": lavajax.Vfml(),
     "vr-maml": lavajax.vr_maml_tuned(),
     "vr-maml-released": lavajax.vr_maml_released(),

@@ -43,6 +43,8 @@ REGRESSION = {
     "meta-sgd head": lavajax.MetaSgd(model=RELU, subspace=lavajax.Head()),
     "meta-sgd context": lavajax.MetaSgd(model=RELU, subspace=CONTEXT, rate_init="constant"),
     "reptile": lavajax.Reptile(model=RELU),
+    "llama": lavajax.Llama(model=RELU, eta=0.1),
+    "llama context": lavajax.Llama(model=RELU, subspace=CONTEXT, eta=0.1),
     "vfml": lavajax.Vfml(model=RELU),
     "vfml head": lavajax.Vfml(model=RELU, subspace=lavajax.Head(), inner_steps=2),
     "vfml storm": lavajax.Vfml(model=RELU, subspace=CONTEXT, variant="storm"),

@@ -110,6 +110,11 @@ REFUSED = [
         lambda: lavajax.VrMaml(gamma=0.0),
         r"VrMaml\.gamma must be a finite number above 0 and at most 1, got 0\.0",
     ),
+    (lambda: lavajax.Llama(tau=0), r"Llama\.tau must be a finite number above 0, got 0"),
+    (
+        lambda: lavajax.Llama(subspace=lavajax.Full()),
+        r"Llama\.subspace=Full\(\) has no log determinant .* Use Head\(\) or Context",
+    ),
     (lambda: lavajax.Context(size=0), r"Context\.size must be an integer of at least 1, got 0"),
     (lambda: lavajax.Context(start="one"), r"Context\.start must be one of"),
     (
@@ -195,6 +200,7 @@ EXAMPLES = {
     "Cavia": lavajax.Cavia(inner_steps=4),
     "MetaSgd": lavajax.MetaSgd(rate_init="constant", inner_rate=-0.1),
     "Reptile": lavajax.Reptile(pseudo_gradient="difference"),
+    "Llama": lavajax.Llama(eta=0.1 + 0.2, subspace=lavajax.Context(3)),
     "Vfml": lavajax.Vfml(variant="storm", gamma=0.1 + 0.2, first_order=False),
     "VrMaml": lavajax.vr_maml_released(),
     "MLP": lavajax.MLP(hidden=(3,), feature_dim=2),

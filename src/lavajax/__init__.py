@@ -18,6 +18,7 @@ from lavajax.methods.cavia import Cavia as Cavia
 from lavajax.methods.lava import Lava as Lava
 from lavajax.methods.lava import LavaDiagnostics as LavaDiagnostics
 from lavajax.methods.lava import lava_converged as lava_converged
+from lavajax.methods.llama import Llama as Llama
 from lavajax.methods.maml import Maml as Maml
 from lavajax.methods.meta_sgd import MetaSgd as MetaSgd
 from lavajax.methods.reptile import Reptile as Reptile

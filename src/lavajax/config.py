@@ -14,6 +14,7 @@ from lavajax.losses import CrossEntropy, SquaredError
 from lavajax.methods.anil import Anil
 from lavajax.methods.cavia import Cavia
 from lavajax.methods.lava import Lava
+from lavajax.methods.llama import Llama
 from lavajax.methods.maml import Maml
 from lavajax.methods.meta_sgd import MetaSgd
 from lavajax.methods.reptile import Reptile
@@ -28,7 +29,7 @@ CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Lava, Maml, Anil, Cavia),
-        *(MetaSgd, Reptile, Vfml, VrMaml),
+        *(MetaSgd, Reptile, Llama, Vfml, VrMaml),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

@@ -124,6 +124,20 @@ def init_network(
     return MetaParams({**net, **learned}, fixed, method, spec)
 
 
+def check_apart(method: NetworkMethod, params: MetaParams) -> None:
+    """Requires a backbone that does not couple points, of a method that takes points apart.
+
+    Raises:
+        ValueError: it does, and the block reaches into it.
+    """
+    if "batch_stats" in params.fixed["backbone"] and not method.subspace.shares_backbone:
+        raise ValueError(
+            f"model couples the points of a batch (batch normalisation), but "
+            f"{type(method).__name__} with subspace={method.subspace!r} takes the loss of each "
+            "point alone: use Head(), or a model with layer or group normalisation"
+        )
+
+
 def require_key(method: Method, key: Array | None) -> Array:
     """The key, for a stochastic method that has no deterministic answer.
 

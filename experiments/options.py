@@ -33,6 +33,7 @@ METHODS: dict[str, Any] = {
     "vfml": lavajax.Vfml(),
     "vr-maml": lavajax.vr_maml_tuned(),
     "vr-maml-released": lavajax.vr_maml_released(),
+    "meta-mix": lavajax.MetaMix(),
 }
 SUBSPACES: dict[str, Any] = {
     "head": lavajax.Head(),

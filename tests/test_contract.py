@@ -48,12 +48,15 @@ REGRESSION = {
     "vfml": lavajax.Vfml(model=RELU),
     "vfml head": lavajax.Vfml(model=RELU, subspace=lavajax.Head(), inner_steps=2),
     "vfml storm": lavajax.Vfml(model=RELU, subspace=CONTEXT, variant="storm"),
+    "meta-mix": lavajax.MetaMix(model=RELU),
+    "meta-mix, pairs": lavajax.MetaMix(model=RELU, variant="query_pairs", mix_inner=True),
     "vr-maml": lavajax.vr_maml_tuned(model=RELU),
     "vr-maml context": lavajax.VrMaml(model=RELU, subspace=CONTEXT, inner_steps=2),
 }
 CLASSIFICATION = {
     "lava head, labels": lavajax.Lava(model=RELU, point_loss=lavajax.CrossEntropy(3)),
     "anil, labels": lavajax.Anil(model=RELU, point_loss=lavajax.CrossEntropy(3)),
+    "meta-mix, labels": lavajax.MetaMix(model=RELU, point_loss=lavajax.CrossEntropy(3)),
 }
 METHODS = REGRESSION | CLASSIFICATION
 # Those whose predictions have error bars, and those that carry what they do not differentiate.

@@ -115,6 +115,14 @@ REFUSED = [
         lambda: lavajax.Llama(subspace=lavajax.Full()),
         r"Llama\.subspace=Full\(\) has no log determinant .* Use Head\(\) or Context",
     ),
+    (
+        lambda: lavajax.MetaMix(concentration=0),
+        r"MetaMix\.concentration must be a finite number above 0, got 0",
+    ),
+    (
+        lambda: lavajax.MetaMix(mix_inner=True),
+        r"MetaMix\.mix_inner=True needs variant='query_pairs', got 'support_query'",
+    ),
     (lambda: lavajax.Context(size=0), r"Context\.size must be an integer of at least 1, got 0"),
     (lambda: lavajax.Context(start="one"), r"Context\.start must be one of"),
     (
@@ -201,6 +209,7 @@ EXAMPLES = {
     "MetaSgd": lavajax.MetaSgd(rate_init="constant", inner_rate=-0.1),
     "Reptile": lavajax.Reptile(pseudo_gradient="difference"),
     "Llama": lavajax.Llama(eta=0.1 + 0.2, subspace=lavajax.Context(3)),
+    "MetaMix": lavajax.MetaMix(variant="query_pairs", concentration=0.1 + 0.2, mix_inner=True),
     "Vfml": lavajax.Vfml(variant="storm", gamma=0.1 + 0.2, first_order=False),
     "VrMaml": lavajax.vr_maml_released(),
     "MLP": lavajax.MLP(hidden=(3,), feature_dim=2),

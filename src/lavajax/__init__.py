@@ -20,6 +20,7 @@ from lavajax.methods.lava import LavaDiagnostics as LavaDiagnostics
 from lavajax.methods.lava import lava_converged as lava_converged
 from lavajax.methods.llama import Llama as Llama
 from lavajax.methods.maml import Maml as Maml
+from lavajax.methods.meta_mix import MetaMix as MetaMix
 from lavajax.methods.meta_sgd import MetaSgd as MetaSgd
 from lavajax.methods.reptile import Reptile as Reptile
 from lavajax.methods.vfml import Vfml as Vfml

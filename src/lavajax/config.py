@@ -16,6 +16,7 @@ from lavajax.methods.cavia import Cavia
 from lavajax.methods.lava import Lava
 from lavajax.methods.llama import Llama
 from lavajax.methods.maml import Maml
+from lavajax.methods.meta_mix import MetaMix
 from lavajax.methods.meta_sgd import MetaSgd
 from lavajax.methods.reptile import Reptile
 from lavajax.methods.vfml import Vfml
@@ -29,7 +30,7 @@ CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Lava, Maml, Anil, Cavia),
-        *(MetaSgd, Reptile, Llama, Vfml, VrMaml),
+        *(MetaSgd, Reptile, Llama, Vfml, VrMaml, MetaMix),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

@@ -63,14 +63,15 @@ def varying_zero(points: Points) -> Array:
 def mean_loss(loss: Loss, outputs: Array, points: Points) -> Array:
     """The loss averaged over real points, for outputs ``[N, k]``; 0 when there are none."""
     targets = loss.cast(points.y, outputs.dtype)
-    return _mean(jax.vmap(loss.value)(outputs, targets), points)
+    return average(jax.vmap(loss.value)(outputs, targets), points)
 
 
 def mean_metric(loss: Loss, mean: Array, points: Points) -> Array:
     """The reported metric averaged over real points, for predicted means ``[N, k]``."""
     targets = loss.cast(points.y, mean.dtype)
-    return _mean(jax.vmap(loss.metric)(mean, targets), points)
+    return average(jax.vmap(loss.metric)(mean, targets), points)
 
 
-def _mean(values: Array, points: Points) -> Array:
+def average(values: Array, points: Points) -> Array:
+    """The mean of ``[N]`` values over real points; 0 when there are none."""
     return jnp.sum(values * weights(points, values.dtype)) / count(points, values.dtype)

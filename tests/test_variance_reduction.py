@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import lavajax as lj
 from helpers import (
@@ -246,6 +247,29 @@ def test_vfml_term_gets_no_gradient_and_is_moved_by_no_optimizer(x64, variant):
         params.fixed["variance_reduction"]
     )
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(slope))
+
+
+def test_vfml_outer_gradient_is_the_finite_difference(x64):
+    """Once v has grown, which the rate multiplies too."""
+    task = make_task()
+    params = make_params(lj.Vfml(TANH, inner_steps=2, gamma=0.5), task.support)
+    params = with_term(params, random_term(params))
+    start, unravel = ravel_pytree(params.learned)
+
+    def loss(vector):
+        return params.method.loss(params.replace_learned(unravel(vector)), task, None)
+
+    # one direction for the rate alone, and some for everything
+    rng, h = np.random.default_rng(0), 1e-5
+    others = jax.tree.map(jnp.zeros_like, params.learned)
+    rate, _ = ravel_pytree({**others, "inner_rate": jnp.ones(())})
+    directions = jnp.stack([rate, *rng.standard_normal((4, start.size))])
+    shifted = jnp.concatenate([start + h * directions, start - h * directions])
+    values, gradient = jax.jit(lambda v, many: (jax.vmap(loss)(many), jax.grad(loss)(v)))(
+        start, shifted
+    )
+    up, down = np.split(np.asarray(values), 2)
+    np.testing.assert_allclose(directions @ gradient, (up - down) / (2 * h), rtol=1e-5)
 
 
 def test_vfml_orders(x64):

@@ -30,6 +30,13 @@ METHODS: dict[str, Any] = {
     "anil": lavajax.Anil(),
     "maml": lavajax.Maml(),
     "cavia": lavajax.Cavia(),
+    "meta-sgd": lavajax.MetaSgd(),
+    "reptile": lavajax.Reptile(),
+    "llama": lavajax.Llama(),
+    "vfml": lavajax.Vfml(),
+    "vr-maml": lavajax.vr_maml_tuned(),
+    "vr-maml-released": lavajax.vr_maml_released(),
+    "meta-mix": lavajax.MetaMix(),
 }
 SUBSPACES: dict[str, Any] = {
     "head": lavajax.Head(),
@@ -55,7 +62,7 @@ class Choice:
         task: source of tasks.
         method: meta-learning method; lava-converged is the setting of LAVA that we recommend.
         model: backbone.
-        subspace: what adapts, where the method leaves it open (lava).
+        subspace: what adapts, where the method leaves it open.
     """
 
     resume: Path | None = None
@@ -75,9 +82,10 @@ class RunOptions:
         seeds: number of seeds, trained together.
         seed: the first seed; it fixes everything.
         meta_batch: tasks in an outer step.
-        outer_rate: peak learning rate of Adam, after a warm-up and before a cosine to 0.
-        warmup: outer steps of warm-up; 1,000, or a tenth of a shorter run, where not given.
-        clip: bound on the norm of the meta-gradient.
+        optimizer: adam, with warm-up, cosine and clipping; or sgd, plain, at a constant rate.
+        outer_rate: learning rate of the outer loop; for adam, its peak.
+        warmup: outer steps of adam's warm-up; 1,000, or a tenth of a shorter run, where not given.
+        clip: bound on the norm of the meta-gradient; for adam.
         test_tasks: unseen tasks to score on at the end.
         report_every: outer steps between two reports, each with the error on 200 unseen tasks.
         checkpoint_seconds: least time between two checkpoints.
@@ -91,6 +99,7 @@ class RunOptions:
     seeds: int = 1
     seed: int = 0
     meta_batch: int = 10
+    optimizer: Literal["adam", "sgd"] = "adam"
     outer_rate: float = 5e-3
     warmup: int | None = None
     clip: float = 10.0
@@ -110,6 +119,8 @@ class RunOptions:
                     f"--{name.replace('_', '-')} must be at least {minimum}, "
                     f"got {getattr(self, name)}"
                 )
+        if self.optimizer == "sgd" and self.warmup is not None:
+            raise ValueError("--warmup is for --optimizer=adam: sgd keeps one rate throughout")
         if not 0 <= self.seed < 2**32 - self.seeds:
             raise ValueError(f"--seed must be between 0 and 2**32 - seeds, got {self.seed}")
         if self.overwrite and self.out is None:
@@ -223,8 +234,9 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
         f"Meta-train {choice.method} on {choice.task} and score it on unseen tasks.\n\n"
         "These are the options of this choice. Choose others, and ask --help again, by "
         f"--task {{{','.join(TASKS)}}}, --method {{{','.join(METHODS)}}}, "
-        f"--model {{{','.join(MODELS)}}}; for lava also --subspace {{{','.join(SUBSPACES)}}}. "
-        "--resume FOLDER goes on with a run, --eval FOLDER scores a saved model."
+        f"--model {{{','.join(MODELS)}}}"
+        + (f", --subspace {{{','.join(SUBSPACES)}}}. " if _is_open(template) else ". ")
+        + "--resume FOLDER goes on with a run, --eval FOLDER scores a saved model."
     )
     built = _parse_parts(parts, about, [*rest, *help_flag])
     settable = {f.name for f in dataclasses.fields(template)}
@@ -280,13 +292,20 @@ def _method(choice: Choice) -> Any:
         method = dataclasses.replace(method, model=MODELS[choice.model])
     if choice.subspace is None:
         return method
-    if not isinstance(method, lavajax.Lava):
-        adapted = type(method.subspace).__name__.lower()
-        raise ValueError(
-            f"--subspace is a choice for lava and lava-converged: {choice.method} always adapts "
-            f"{adapted}"
-        )
-    return dataclasses.replace(method, subspace=SUBSPACES[choice.subspace])
+    if not _is_open(method):
+        own = getattr(method, "subspace", None)
+        adapts = f"always adapts {type(own).__name__.lower()}" if own else "has no such part"
+        choices = ", ".join(name for name, m in METHODS.items() if _is_open(m))
+        raise ValueError(f"--subspace is a choice for {choices}: {choice.method} {adapts}")
+    subspace = SUBSPACES[choice.subspace]
+    if type(method.subspace) is type(subspace):
+        return method
+    return dataclasses.replace(method, subspace=subspace)
+
+
+def _is_open(method: Any) -> bool:
+    """Whether a method leaves open what adapts: whether its subspace is a field."""
+    return any(field.name == "subspace" for field in dataclasses.fields(method))
 
 
 def _own_fields(part: Any) -> list[tuple[dataclasses.Field[Any], str]]:

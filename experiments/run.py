@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 import lavajax
 from lavajax import checkpoint
@@ -38,7 +39,7 @@ from rich.console import Console
 
 import figures
 from folder import CONFIG, LEARNING_FIGURE, RESULTS, TASKS_FIGURE, TENSORBOARD, RunFolder
-from options import Evaluate, Resume, Settings, parse
+from options import Evaluate, Resume, RunOptions, Settings, parse
 from reference import paper_value, reference_errors
 from report import Reporter, TensorBoard, table
 
@@ -74,12 +75,7 @@ def main() -> int:
             source = load_source(settings.task)
             check_model(settings, source)
             check_extras(settings)
-        optimizer = lavajax.outer_optimizer(
-            settings.run.steps,
-            rate=settings.run.outer_rate,
-            warmup=settings.run.warmup,
-            clip=settings.run.clip,
-        )
+        optimizer = make_optimizer(settings.run)
         if folder is None:
             name = f"{settings.task_name}-{settings.method_name}"
             folder = RunFolder.new(settings.run.out, name, overwrite=settings.run.overwrite)
@@ -104,6 +100,12 @@ def main() -> int:
 def load_source(task: Any) -> Any:
     """The source of tasks of a setting: its data read, where it has any."""
     return task.load() if hasattr(task, "load") else task
+
+
+def make_optimizer(run: RunOptions) -> optax.GradientTransformation:
+    """The outer optimiser of a run."""
+    tx = lavajax.outer_optimizer(run.steps, rate=run.outer_rate, warmup=run.warmup, clip=run.clip)
+    return tx if run.optimizer == "adam" else optax.sgd(run.outer_rate)
 
 
 def check_model(settings: Settings, source: Any) -> None:

@@ -39,15 +39,29 @@ REGRESSION = {
     "maml, first order": lavajax.Maml(model=RELU, first_order=True),
     "anil": lavajax.Anil(model=RELU, inner_steps=3),
     "cavia": lavajax.Cavia(model=RELU, subspace=CONTEXT),
+    "meta-sgd": lavajax.MetaSgd(model=RELU, inner_steps=2),
+    "meta-sgd head": lavajax.MetaSgd(model=RELU, subspace=lavajax.Head()),
+    "meta-sgd context": lavajax.MetaSgd(model=RELU, subspace=CONTEXT, rate_init="constant"),
+    "reptile": lavajax.Reptile(model=RELU),
+    "llama": lavajax.Llama(model=RELU, eta=0.1),
+    "llama context": lavajax.Llama(model=RELU, subspace=CONTEXT, eta=0.1),
+    "vfml": lavajax.Vfml(model=RELU),
+    "vfml head": lavajax.Vfml(model=RELU, subspace=lavajax.Head(), inner_steps=2),
+    "vfml storm": lavajax.Vfml(model=RELU, subspace=CONTEXT, variant="storm"),
+    "meta-mix": lavajax.MetaMix(model=RELU),
+    "meta-mix, pairs": lavajax.MetaMix(model=RELU, variant="query_pairs", mix_inner=True),
+    "vr-maml": lavajax.vr_maml_tuned(model=RELU),
+    "vr-maml context": lavajax.VrMaml(model=RELU, subspace=CONTEXT, inner_steps=2),
 }
 CLASSIFICATION = {
     "lava head, labels": lavajax.Lava(model=RELU, point_loss=lavajax.CrossEntropy(3)),
     "anil, labels": lavajax.Anil(model=RELU, point_loss=lavajax.CrossEntropy(3)),
+    "meta-mix, labels": lavajax.MetaMix(model=RELU, point_loss=lavajax.CrossEntropy(3)),
 }
 METHODS = REGRESSION | CLASSIFICATION
 # Those whose predictions have error bars, and those that carry what they do not differentiate.
 PROBABILISTIC: set[str] = set()
-CHANGES_FIXED: set[str] = set()
+CHANGES_FIXED: set[str] = {"vfml", "vfml head", "vfml storm"}
 every_method = pytest.mark.parametrize("name", METHODS)
 
 

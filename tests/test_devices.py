@@ -29,7 +29,8 @@ full, context = lavajax.Full(), lavajax.Context(2)
 methods = [
     lava(), lava(subspace=full), lava(subspace=full, inner_steps=2), lava(subspace=context),
     lava(subspace=context, curvature="hessian"), lavajax.Maml(model=model),
-    lavajax.Anil(model=model), lavajax.Cavia(model=model),
+    lavajax.Anil(model=model), lavajax.Cavia(model=model), lavajax.Reptile(model=model),
+    lavajax.Vfml(model=model),
 ]
 
 def distance(a, b):
@@ -52,17 +53,17 @@ for method in methods:
     def step(state, tasks, keys):
         return method.step(state, BatchExpectation(tasks, keys, "tasks"), tx)[0]
 
-    one = method.step(state, BatchExpectation(tasks, keys), tx)[0].params.learned
+    one = method.step(state, BatchExpectation(tasks, keys), tx)[0].params
     sharded = jax.jit(jax.shard_map(
         step, mesh=mesh, in_specs=(P(), P("tasks"), P("tasks")), out_specs=P()
-    ))(state, tasks, keys).params.learned
+    ))(state, tasks, keys).params
     print("shard_map", distance(sharded, one))
 
     split = lambda tree: jax.tree.map(lambda leaf: leaf.reshape(4, 2, *leaf.shape[1:]), tree)
     copies = jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), state)
     mapped = jax.pmap(step, axis_name="tasks")(copies, split(tasks), keys.reshape(4, 2))
-    print("pmap", distance(jax.tree.map(lambda leaf: leaf[0], mapped.params.learned), one))
-    print("moved", distance(state.params.learned, one))
+    print("pmap", distance(jax.tree.map(lambda leaf: leaf[0], mapped.params), one))
+    print("moved", distance(state.params, one))
 """
 
 
@@ -84,7 +85,7 @@ def test_adaptation_and_outer_step_agree_with_one_device():
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 8 * 4
+    assert len(lines) == 10 * 4
     for kind, value in lines:
         if kind == "moved":
             assert float(value) > 1e-3

@@ -17,6 +17,12 @@ METHODS = [
     lavajax.Maml(model=MODEL),
     lavajax.Anil(model=MODEL),
     lavajax.Cavia(model=MODEL),
+    lavajax.MetaSgd(model=MODEL),
+    lavajax.Reptile(model=MODEL),
+    lavajax.Llama(model=MODEL),
+    lavajax.Vfml(model=MODEL, variant="storm"),
+    lavajax.VrMaml(model=MODEL),
+    lavajax.MetaMix(model=MODEL),
 ]
 
 

@@ -73,9 +73,12 @@ def test_options_of_task_method_subspace_and_seeds_reach_the_run(tmp_path):
         (["--inner-steps=0"], r"Lava\.inner_steps must be an integer of at least 1, got 0"),
         (["--method=maml", "--epsilon=1"], "--epsilon is not an option"),
         (["--method=anil", "--subspace=full"], "anil always adapts head"),
+        (["--method=anil", "--subspace=full"], "choice for lava, lava-converged, .*meta-sgd"),
+        (["--method=cavia", "--subspace=full"], "Cavia.subspace must be a Context"),
         (["--solver=dual", "--curvature=hessian"], "form of the system for curvature='ggn'"),
         (["--steps=0"], "--steps must be at least 1, got 0"),
         (["--warmup=50", "--steps=20"], "warmup must be at least 0 and below steps"),
+        (["--optimizer=sgd", "--warmup=5"], "--warmup is for --optimizer=adam"),
         (["--task=air-quality", "--data=none.zip"], "none.zip, which is not there"),
         (["--task=sinus"], "invalid choice 'sinus'"),
     ],
@@ -111,6 +114,36 @@ def call(script) -> tuple[int, str]:
         except SystemExit as stop:  # the command-line parser's own way to refuse
             code = stop.code
     return code, out.getvalue()
+
+
+def test_subspace_is_a_choice_for_every_method_that_leaves_it_open(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import options
+
+    vfml = options.parse(["--method=vfml", "--subspace=head", "--variant=storm"]).method
+    assert (type(vfml.subspace).__name__, vfml.variant) == ("Head", "storm")
+    assert vfml.first_order is None
+    llama = options.parse(["--method=llama", "--subspace=context", "--context-size=3"]).method
+    assert llama.subspace.size == 3
+    # what a method already adapts keeps the method's own settings
+    cavia = options.parse(["--method=cavia", "--subspace=context"]).method
+    assert cavia.subspace.start == "zeros"
+
+
+def test_outer_optimizer_is_a_choice(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    import jax.numpy as jnp
+
+    import options
+    import run as script
+
+    chosen = options.parse(["--method=vr-maml-released", "--optimizer=sgd", "--outer-rate=0.01"])
+    tx = script.make_optimizer(chosen.run)
+    updates, _ = tx.update(jnp.array([3000.0]), tx.init(jnp.zeros(1)))
+    assert updates[0] == pytest.approx(-30.0)  # neither clipped nor warmed up
+    adam = script.make_optimizer(options.parse(["--outer-rate=0.01", "--warmup=0"]).run)
+    updates, _ = adam.update(jnp.array([3000.0]), adam.init(jnp.zeros(1)))
+    assert updates[0] == pytest.approx(-0.01, rel=1e-4)
 
 
 def test_folder_in_use_is_refused_and_left_alone(tmp_path):

@@ -46,6 +46,11 @@ SETTINGS = {
     "anil": lj.Anil(SMOOTH, inner_steps=2),
     "cavia": lj.Cavia(SMOOTH, subspace=CONTEXT, inner_steps=2),
     "maml-classes": lj.Maml(SMOOTH, CLASSES),
+    "meta-sgd": lj.MetaSgd(SMOOTH, inner_steps=2),
+    "reptile": lj.Reptile(SMOOTH, inner_steps=2),
+    "llama-head": lj.Llama(SMOOTH, eta=0.3),
+    "llama-context": lj.Llama(SMOOTH, subspace=CONTEXT, eta=0.3),
+    "llama-classes": lj.Llama(SMOOTH, CLASSES, eta=0.3),
 }
 
 

@@ -88,6 +88,41 @@ REFUSED = [
         lambda: lavajax.Cavia(subspace=lavajax.Head()),
         r"Cavia\.subspace must be a Context, got Head\(\); .* Anil",
     ),
+    (
+        lambda: lavajax.MetaSgd(rate_init="normal"),
+        r"MetaSgd\.rate_init must be one of 'uniform', 'constant', got 'normal'",
+    ),
+    (
+        lambda: lavajax.Reptile(inner_steps=0),
+        r"Reptile\.inner_steps must be an integer of at least 1, got 0",
+    ),
+    (
+        lambda: lavajax.Reptile(inner_rate=0.0),
+        r"Reptile\.inner_rate must be a finite number above 0, got 0\.0",
+    ),
+    (
+        lambda: lavajax.Vfml(gamma=1.1),
+        r"Vfml\.gamma must be a finite number of at least 0 and at most 1, got 1\.1",
+    ),
+    (lambda: lavajax.Vfml(variant="svrg"), r"Vfml\.variant must be one of 'released', 'storm'"),
+    (lambda: lavajax.Vfml(first_order=2), r"Vfml\.first_order must be True or False, got 2"),
+    (
+        lambda: lavajax.VrMaml(gamma=0.0),
+        r"VrMaml\.gamma must be a finite number above 0 and at most 1, got 0\.0",
+    ),
+    (lambda: lavajax.Llama(tau=0), r"Llama\.tau must be a finite number above 0, got 0"),
+    (
+        lambda: lavajax.Llama(subspace=lavajax.Full()),
+        r"Llama\.subspace=Full\(\) has no log determinant .* Use Head\(\) or Context",
+    ),
+    (
+        lambda: lavajax.MetaMix(concentration=0),
+        r"MetaMix\.concentration must be a finite number above 0, got 0",
+    ),
+    (
+        lambda: lavajax.MetaMix(mix_inner=True),
+        r"MetaMix\.mix_inner=True needs variant='query_pairs', got 'support_query'",
+    ),
     (lambda: lavajax.Context(size=0), r"Context\.size must be an integer of at least 1, got 0"),
     (lambda: lavajax.Context(start="one"), r"Context\.start must be one of"),
     (
@@ -171,6 +206,12 @@ EXAMPLES = {
     "Maml": lavajax.Maml(inner_rate=0.1 + 0.2, first_order=True),
     "Anil": lavajax.Anil(point_loss=lavajax.CrossEntropy(7)),
     "Cavia": lavajax.Cavia(inner_steps=4),
+    "MetaSgd": lavajax.MetaSgd(rate_init="constant", inner_rate=-0.1),
+    "Reptile": lavajax.Reptile(pseudo_gradient="difference"),
+    "Llama": lavajax.Llama(eta=0.1 + 0.2, subspace=lavajax.Context(3)),
+    "MetaMix": lavajax.MetaMix(variant="query_pairs", concentration=0.1 + 0.2, mix_inner=True),
+    "Vfml": lavajax.Vfml(variant="storm", gamma=0.1 + 0.2, first_order=False),
+    "VrMaml": lavajax.vr_maml_released(),
     "MLP": lavajax.MLP(hidden=(3,), feature_dim=2),
     "Head": lavajax.Head(),
     "Context": lavajax.Context(9, "zeros_learned"),

@@ -20,7 +20,15 @@ from lavajax.methods.cavia import Cavia as Cavia
 from lavajax.methods.lava import Lava as Lava
 from lavajax.methods.lava import LavaDiagnostics as LavaDiagnostics
 from lavajax.methods.lava import lava_converged as lava_converged
+from lavajax.methods.llama import Llama as Llama
 from lavajax.methods.maml import Maml as Maml
+from lavajax.methods.meta_mix import MetaMix as MetaMix
+from lavajax.methods.meta_sgd import MetaSgd as MetaSgd
+from lavajax.methods.reptile import Reptile as Reptile
+from lavajax.methods.vfml import Vfml as Vfml
+from lavajax.methods.vr_maml import VrMaml as VrMaml
+from lavajax.methods.vr_maml import vr_maml_released as vr_maml_released
+from lavajax.methods.vr_maml import vr_maml_tuned as vr_maml_tuned
 from lavajax.models.base import Model as Model
 from lavajax.models.flax import NNX as NNX
 from lavajax.models.flax import Linen as Linen

@@ -15,7 +15,13 @@ from lavajax.losses import CrossEntropy, SquaredError
 from lavajax.methods.anil import Anil
 from lavajax.methods.cavia import Cavia
 from lavajax.methods.lava import Lava
+from lavajax.methods.llama import Llama
 from lavajax.methods.maml import Maml
+from lavajax.methods.meta_mix import MetaMix
+from lavajax.methods.meta_sgd import MetaSgd
+from lavajax.methods.reptile import Reptile
+from lavajax.methods.vfml import Vfml
+from lavajax.methods.vr_maml import VrMaml
 from lavajax.models.mlp import MLP
 from lavajax.subspace import Context, Full, Head
 from lavajax.tasks.air_quality import AirQuality
@@ -25,6 +31,7 @@ CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Lava, Maml, Anil, Cavia),
+        *(MetaSgd, Reptile, Llama, Vfml, VrMaml, MetaMix),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

@@ -7,10 +7,12 @@ The outputs are f(x) = [phi(x), 1] W.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
-from lavajax.models.base import Model
+from lavajax.models.base import Model, is_layered
 from lavajax.models.mlp import uniform_layer
 from lavajax.types import Array, PyTree
 
@@ -54,3 +56,31 @@ def outputs(
 ) -> Array:
     """f(x), ``[N, k]``."""
     return features(model, net, fixed, x, mask) @ net["head"]
+
+
+def layers(model: Model, net: dict[str, PyTree]) -> int:
+    """How many layers ``layered_outputs`` visits: the backbone's, and the head.
+
+    A backbone that does not show its layers counts as one.
+    """
+    return (model.layers(net["weights"]) if is_layered(model) else 1) + 1
+
+
+def layered_outputs(
+    model: Model,
+    net: dict[str, PyTree],
+    fixed: PyTree,
+    x: Array,
+    visit: Callable[[int, Array], Array],
+    *,
+    mask: Array | None = None,
+) -> Array:
+    """f(x), ``[N, k]``, with ``visit(index, h)`` in place of the input h of every layer.
+
+    For a net without a context. The head, whose input is the features, is the last layer.
+    """
+    if is_layered(model):
+        phi = model.layered(net["weights"], fixed, x, visit, mask=mask)
+    else:
+        phi = model.features(net["weights"], fixed, visit(0, x), mask=mask)
+    return augment(visit(layers(model, net) - 1, phi)) @ net["head"]

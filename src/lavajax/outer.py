@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from lavajax.types import Array, PyTree, Task, TrainState
+from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
 
 if TYPE_CHECKING:
     from lavajax.methods.base import Method
@@ -85,14 +85,35 @@ def gradient_step(
     Returns:
         The next state, and metrics ``loss`` and ``grad_norm`` (before any clipping), scalars.
     """
-    params = state.params
+    loss, grads = meta_gradient(method, state.params, expect)
+    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
+    return apply_gradient(state, grads, tx), metrics
+
+
+def meta_gradient(
+    method: Method, params: MetaParams, expect: Expectation
+) -> tuple[Array, dict[str, Any]]:
+    """The mean task loss, and its gradient in the learned leaves."""
 
     def objective(learned: dict[str, Any], task: Task, key: Array) -> Array:
         return method.loss(params.replace_learned(learned), task, key)
 
-    loss, grads = expect.value_and_grad(objective, params.learned)
-    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
-    return apply_gradient(state, grads, tx), metrics
+    return expect.value_and_grad(objective, params.learned)
+
+
+def storm(average: PyTree, now: PyTree, before: PyTree, gamma: float) -> PyTree:
+    """The recursive gradient estimate of STORM (Cutkosky and Orabona 2019).
+
+    now + (1 - gamma) (average - before): the new gradient, corrected by how far the running
+    estimate was off at the previous parameters, **on the same data**.
+
+    Args:
+        average: the estimate at the previous parameters, from the data of earlier steps.
+        now: the gradient at the current parameters, on this step's data.
+        before: the gradient at the previous parameters, on this step's data.
+        gamma: from 0 to 1; 1 forgets the estimate.
+    """
+    return jax.tree.map(lambda a, g, d: g + (1 - gamma) * (a - d), average, now, before)
 
 
 def apply_gradient(

@@ -42,6 +42,15 @@ def sanitise(points: Points) -> Points:
     return Points(clean(points.x), clean(points.y), points.mask)
 
 
+def concatenate(first: Points, second: Points) -> Points:
+    """The points of both; without a mask where neither has one."""
+    x, y = (jnp.concatenate([getattr(p, name) for p in (first, second)]) for name in "xy")
+    if first.mask is None and second.mask is None:
+        return Points(x, y)
+    masks = [jnp.ones(p.x.shape[0], bool) if p.mask is None else p.mask for p in (first, second)]
+    return Points(x, y, jnp.concatenate([mask.astype(bool) for mask in masks]))
+
+
 def varying_zero(points: Points) -> Array:
     """0, but varying over devices wherever the points are.
 

@@ -21,8 +21,18 @@ def _set(owner: object, field: str, value: object) -> None:
     object.__setattr__(owner, field, value)  # the dataclasses are frozen
 
 
-def number(owner: Any, field: str, *, minimum: float | None = None, strict: bool = False) -> None:
-    """Coerces a field to a finite float, at least (or, with ``strict``, above) ``minimum``."""
+def number(
+    owner: Any,
+    field: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    strict: bool = False,
+) -> None:
+    """Coerces a field to a finite float, at least (or, with ``strict``, above) ``minimum``.
+
+    And at most ``maximum``, where there is one.
+    """
     value = getattr(owner, field)
     try:
         if isinstance(value, (bool, str)):
@@ -35,8 +45,11 @@ def number(owner: Any, field: str, *, minimum: float | None = None, strict: bool
     bad = not math.isfinite(result)
     if minimum is not None:
         bad = bad or result < minimum or (strict and result == minimum)
+    if maximum is not None:
+        bad = bad or result > maximum
     if bad:
         bound = "" if minimum is None else f" {'above' if strict else 'of at least'} {minimum:g}"
+        bound += "" if maximum is None else f" and at most {maximum:g}"
         raise ValueError(f"{_name(owner, field)} must be a finite number{bound}, got {value!r}")
     _set(owner, field, result)
 

@@ -124,6 +124,20 @@ def init_network(
     return MetaParams({**net, **learned}, fixed, method, spec)
 
 
+def check_apart(method: NetworkMethod, params: MetaParams) -> None:
+    """Requires a backbone that does not couple points, of a method that takes points apart.
+
+    Raises:
+        ValueError: it does, and the block reaches into it.
+    """
+    if "batch_stats" in params.fixed["backbone"] and not method.subspace.shares_backbone:
+        raise ValueError(
+            f"model couples the points of a batch (batch normalisation), but "
+            f"{type(method).__name__} with subspace={method.subspace!r} takes the loss of each "
+            "point alone: use Head(), or a model with layer or group normalisation"
+        )
+
+
 def require_key(method: Method, key: Array | None) -> Array:
     """The key, for a stochastic method that has no deterministic answer.
 
@@ -208,7 +222,11 @@ def predict_mean(
 
 def query_loss(method: NetworkMethod, params: MetaParams, task: Task, key: Array | None) -> Array:
     """The mean loss of the query after adapting to the support; 0 for an empty query."""
-    adapted = method.adapt(params, task.support, key=key)
-    query = points.sanitise(task.query)
-    f = outputs(method, params, adapted, query.x, query.mask)
-    return points.mean_loss(method.point_loss, f, query)
+    return loss_at(method, params, method.adapt(params, task.support, key=key), task.query)
+
+
+def loss_at(method: NetworkMethod, params: MetaParams, adapted: Adapted, at: Points) -> Array:
+    """The mean loss of an adapted network at the points ``at``; 0 without any."""
+    at = points.sanitise(at)
+    f = outputs(method, params, adapted, at.x, at.mask)
+    return points.mean_loss(method.point_loss, f, at)

@@ -1,7 +1,8 @@
-"""What MAML, ANIL and CAVIA share: gradient steps on the mean support loss, in some subspace."""
+"""What MAML, ANIL, CAVIA and their relatives share: gradient steps on the mean support loss."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from lavajax import points, validate
@@ -16,11 +17,12 @@ from lavajax.methods.base import (
     learned_rate,
     prior_of,
 )
-from lavajax.types import Adapted, Array, MetaParams, Points
+from lavajax.subspace import Bound
+from lavajax.types import Adapted, Array, MetaParams, Points, PyTree
 
 
-class GradientMethod(NetworkMethod, RateMethod, Protocol):
-    """A method with the fields of an inner loop of gradient steps."""
+class DescentMethod(NetworkMethod, Protocol):
+    """A method whose inner loop is gradient steps, at whatever rates."""
 
     @property
     def inner_steps(self) -> int:
@@ -31,13 +33,22 @@ class GradientMethod(NetworkMethod, RateMethod, Protocol):
         """Whether inner gradients are constants to the outer loop."""
 
 
-def check_gradient(method: GradientMethod) -> None:
-    """Validates and coerces the fields of a gradient method; its ``__post_init__``."""
+class GradientMethod(DescentMethod, RateMethod, Protocol):
+    """A method with the fields of an inner loop of gradient steps at one rate."""
+
+
+def check_descent(method: DescentMethod) -> None:
+    """Validates and coerces what every inner loop of gradient steps has."""
     validate.integer(method, "inner_steps", minimum=0)
-    validate.number(method, "inner_rate", minimum=0.0)
-    validate.flag(method, "learn_inner_rate")
     validate.flag(method, "first_order")
     check_parts(method)
+
+
+def check_gradient(method: GradientMethod) -> None:
+    """Validates and coerces the fields of a gradient method; its ``__post_init__``."""
+    validate.number(method, "inner_rate", minimum=0.0)
+    validate.flag(method, "learn_inner_rate")
+    check_descent(method)
 
 
 def init_gradient(method: GradientMethod, key: Array, x: Array, y: Array) -> MetaParams:
@@ -50,19 +61,28 @@ def adapt_gradient(
 ) -> Adapted:
     """Takes S gradient steps from the prior block on the mean loss of the support."""
     del key  # deterministic
+    return adapt_at_rate(method, params, support, inner_rate(method, params))
+
+
+def adapt_at_rate(
+    method: DescentMethod, params: MetaParams, support: Points, rate: PyTree
+) -> Adapted:
+    """``adapt_gradient`` at a rate, or at rates with the structure of the block."""
     if support.x.shape[0] == 0:
         return prior_of(method, params)
     support, bound = bind_support(method, params, support)
+    objective = support_loss(method, support, bound)
+    block = descend(
+        objective, bound.prior, rate, method.inner_steps, first_order=method.first_order
+    )
+    return Adapted(block)
 
-    def objective(block: Array) -> Array:
+
+def support_loss(method: NetworkMethod, support: Points, bound: Bound) -> Callable[[PyTree], Array]:
+    """The mean loss of a support as a function of the block, given ``bind_support``."""
+
+    def objective(block: PyTree) -> Array:
         f = bound.apply(block, bound.inputs, support.mask)
         return points.mean_loss(method.point_loss, f, support)
 
-    block = descend(
-        objective,
-        bound.prior,
-        inner_rate(method, params),
-        method.inner_steps,
-        first_order=method.first_order,
-    )
-    return Adapted(block)
+    return objective

@@ -14,6 +14,7 @@ from lavajax.curvature import PointLosses
 from lavajax.losses import Loss, SquaredError, constant_curvature
 from lavajax.methods.base import (
     bind_support,
+    check_apart,
     check_parts,
     init_network,
     inner_rate,
@@ -146,12 +147,7 @@ class Lava:
         if self.learn_epsilon:
             learned["log_epsilon"] = jnp.log(scalar(self.epsilon))
         params = init_network(self, key, x, y, learned)
-        if "batch_stats" in params.fixed["backbone"] and not self.subspace.shares_backbone:
-            raise ValueError(
-                "model couples the points of a batch (batch normalisation), but Lava with "
-                f"subspace={self.subspace!r} takes the loss of each point alone: use Head(), or a "
-                "model with layer or group normalisation"
-            )
+        check_apart(self, params)
         return params
 
     def adapt(self, params: MetaParams, support: Points, *, key: Array | None = None) -> Adapted:

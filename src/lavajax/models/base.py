@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeGuard
 
 from lavajax.types import Array, PyTree
 
@@ -60,3 +61,34 @@ class TappedModel(Model, Protocol):
         self, weights: PyTree, fixed: PyTree, x: Array, taps: list[Array]
     ) -> tuple[Array, list[Array]]:
         """Features ``[N, D]`` under taps, and the input ``[N, in]`` of each layer."""
+
+
+class LayeredModel(Model, Protocol):
+    """A backbone whose layers can be reached from outside, one after the other."""
+
+    def layers(self, weights: PyTree) -> int:
+        """How many layers with weights it has, the head not among them."""
+
+    def layered(
+        self,
+        weights: PyTree,
+        fixed: PyTree,
+        x: Array,
+        visit: Callable[[int, Array], Array],
+        *,
+        mask: Array | None = None,
+    ) -> Array:
+        """Features ``[N, D]``, with ``visit(index, h)`` in place of the input h of every layer.
+
+        Args:
+            weights: as ``init`` gave them.
+            fixed: as ``init`` gave them.
+            x: inputs ``[N, ...]``.
+            visit: takes the index of a layer, from 0, and its input ``[N, ...]``: for layer 0, x.
+            mask: as in ``features``.
+        """
+
+
+def is_layered(model: Model) -> TypeGuard[LayeredModel]:
+    """Whether the layers of a backbone can be reached."""
+    return callable(getattr(model, "layered", None)) and callable(getattr(model, "layers", None))

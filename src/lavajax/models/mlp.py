@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -111,27 +112,62 @@ class MLP:
         if context is not None:
             repeated = jnp.broadcast_to(context.astype(h.dtype), (*h.shape[:-1], *context.shape))
             h = jnp.concatenate([h, repeated], axis=-1)
-        return self.tapped(weights, fixed, h, None)[0]
+        return self._run(weights, h)
 
     def taps(self, weights: PyTree, points: int) -> list[Array]:
         """See ``TappedModel``."""
         return [jnp.zeros((points, *layer["b"].shape), layer["b"].dtype) for layer in weights]
 
     def tapped(
-        self, weights: PyTree, fixed: PyTree, x: Array, taps: list[Array] | None
+        self, weights: PyTree, fixed: PyTree, x: Array, taps: list[Array]
     ) -> tuple[Array, list[Array]]:
         """See ``TappedModel``."""
         del fixed
-        activation: Any = _ACTIVATIONS[self.activation]
-        h, inputs = x.astype(weights[0]["w"].dtype), []
-        for index, layer in enumerate(weights):
+        inputs: list[Array] = []
+
+        def visit(index: int, h: Array) -> Array:
+            del index
             inputs.append(h)
+            return h
+
+        return self._run(weights, x, visit, taps), inputs
+
+    def layers(self, weights: PyTree) -> int:
+        """See ``LayeredModel``."""
+        return len(weights)
+
+    def layered(
+        self,
+        weights: PyTree,
+        fixed: PyTree,
+        x: Array,
+        visit: Callable[[int, Array], Array],
+        *,
+        mask: Array | None = None,
+    ) -> Array:
+        """See ``LayeredModel``."""
+        del fixed, mask
+        return self._run(weights, x, visit)
+
+    def _run(
+        self,
+        weights: PyTree,
+        x: Array,
+        visit: Callable[[int, Array], Array] | None = None,
+        taps: list[Array] | None = None,
+    ) -> Array:
+        """Features of what stands in for x, under ``visit`` of layer inputs and added ``taps``."""
+        activation: Any = _ACTIVATIONS[self.activation]
+        h = x.astype(weights[0]["w"].dtype)
+        for index, layer in enumerate(weights):
+            if visit is not None:
+                h = visit(index, h)
             h = h @ layer["w"] + layer["b"]
             if taps is not None:
                 h = h + taps[index]
             if index < len(self.hidden):
                 h = activation(h)
-        return h, inputs
+        return h
 
 
 def uniform_layer(key: Array, fan_in: int, width: int) -> dict[str, Array]:

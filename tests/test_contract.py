@@ -39,10 +39,15 @@ REGRESSION = {
     "maml, first order": lavajax.Maml(model=RELU, first_order=True),
     "anil": lavajax.Anil(model=RELU, inner_steps=3),
     "cavia": lavajax.Cavia(model=RELU, subspace=CONTEXT),
+    "platipus": lavajax.Platipus(model=RELU),
+    "platipus, context": lavajax.Platipus(model=RELU, subspace=CONTEXT, inner_steps=2),
 }
 CLASSIFICATION = {
     "lava head, labels": lavajax.Lava(model=RELU, point_loss=lavajax.CrossEntropy(3)),
     "anil, labels": lavajax.Anil(model=RELU, point_loss=lavajax.CrossEntropy(3)),
+    "platipus, labels": lavajax.Platipus(
+        model=RELU, point_loss=lavajax.CrossEntropy(3), subspace=lavajax.Head()
+    ),
 }
 METHODS = REGRESSION | CLASSIFICATION
 # Those whose predictions have error bars, and those that carry what they do not differentiate.

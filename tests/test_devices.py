@@ -30,6 +30,7 @@ methods = [
     lava(), lava(subspace=full), lava(subspace=full, inner_steps=2), lava(subspace=context),
     lava(subspace=context, curvature="hessian"), lavajax.Maml(model=model),
     lavajax.Anil(model=model), lavajax.Cavia(model=model),
+    lavajax.Platipus(model=model), lavajax.Platipus(model=model, subspace=context),
 ]
 
 def distance(a, b):

@@ -46,6 +46,8 @@ SETTINGS = {
     "anil": lj.Anil(SMOOTH, inner_steps=2),
     "cavia": lj.Cavia(SMOOTH, subspace=CONTEXT, inner_steps=2),
     "maml-classes": lj.Maml(SMOOTH, CLASSES),
+    "platipus": lj.Platipus(SMOOTH, inner_steps=2, log_std=-1.0),
+    "platipus-context": lj.Platipus(SMOOTH, subspace=CONTEXT, log_std=-1.0),
 }
 
 
@@ -62,9 +64,10 @@ def test_outer_gradient_is_the_finite_difference_in_every_learned_leaf(x64, name
     params = make_params(method, support)
     task = lj.Task(support, query)
     start, unravel = ravel_pytree(params.learned)
+    key = jax.random.key(3)  # the same noise at every shift
 
     def loss(vector):
-        return method.loss(params.replace_learned(unravel(vector)), task, None)
+        return method.loss(params.replace_learned(unravel(vector)), task, key)
 
     # Two random directions in each leaf.
     leaves = jax.tree.leaves(params.learned)

@@ -1,4 +1,4 @@
-"""Gaussian predictive densities: what probabilistic methods train on and are scored by."""
+"""Gaussian densities: what probabilistic methods train on and are scored by."""
 
 from __future__ import annotations
 
@@ -18,3 +18,17 @@ def negative_log_density(mean: Array, variance: Array, y: Array) -> Array:
         y: targets.
     """
     return 0.5 * (jnp.log(variance) + math.log(2 * math.pi) + (y - mean) ** 2 / variance)
+
+
+def kl_divergence(mean_q: Array, log_std_q: Array, mean_p: Array, log_std_p: Array) -> Array:
+    """KL(q || p) of two normal densities, elementwise, in nats; shapes broadcast.
+
+    Args:
+        mean_q: means of q.
+        log_std_q: log standard deviations of q.
+        mean_p: means of p.
+        log_std_p: log standard deviations of p.
+    """
+    log_ratio = log_std_q - log_std_p
+    distance = (mean_q - mean_p) * jnp.exp(-log_std_p)
+    return 0.5 * (distance**2 + jnp.exp(2 * log_ratio) - 1 - 2 * log_ratio)

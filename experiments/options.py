@@ -28,6 +28,7 @@ METHODS: dict[str, Any] = {
     "maml": lavajax.Maml(),
     "cavia": lavajax.Cavia(),
     "platipus": lavajax.Platipus(),
+    "bmaml": lavajax.Bmaml(),
 }
 SUBSPACES: dict[str, Any] = {
     "head": lavajax.Head(),

@@ -39,19 +39,25 @@ REGRESSION = {
     "maml, first order": lavajax.Maml(model=RELU, first_order=True),
     "anil": lavajax.Anil(model=RELU, inner_steps=3),
     "cavia": lavajax.Cavia(model=RELU, subspace=CONTEXT),
+    "bmaml": lavajax.Bmaml(model=RELU, particles=3),
+    "bmaml, context": lavajax.Bmaml(model=RELU, subspace=CONTEXT, particles=2, outer="chaser"),
+    "bmaml full": lavajax.Bmaml(model=RELU, subspace=FULL, particles=3, inner_steps=2),
     "platipus": lavajax.Platipus(model=RELU),
     "platipus, context": lavajax.Platipus(model=RELU, subspace=CONTEXT, inner_steps=2),
 }
 CLASSIFICATION = {
     "lava head, labels": lavajax.Lava(model=RELU, point_loss=lavajax.CrossEntropy(3)),
     "anil, labels": lavajax.Anil(model=RELU, point_loss=lavajax.CrossEntropy(3)),
+    "bmaml, labels": lavajax.Bmaml(model=RELU, point_loss=lavajax.CrossEntropy(3), particles=2),
     "platipus, labels": lavajax.Platipus(
         model=RELU, point_loss=lavajax.CrossEntropy(3), subspace=lavajax.Head()
     ),
 }
 METHODS = REGRESSION | CLASSIFICATION
 # Those whose predictions have error bars, and those that carry what they do not differentiate.
-PROBABILISTIC: set[str] = set()
+PROBABILISTIC: set[str] = {
+    *("bmaml", "bmaml, context", "bmaml full", "bmaml, labels"),
+}
 CHANGES_FIXED: set[str] = set()
 every_method = pytest.mark.parametrize("name", METHODS)
 

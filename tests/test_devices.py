@@ -30,6 +30,7 @@ methods = [
     lava(), lava(subspace=full), lava(subspace=full, inner_steps=2), lava(subspace=context),
     lava(subspace=context, curvature="hessian"), lavajax.Maml(model=model),
     lavajax.Anil(model=model), lavajax.Cavia(model=model),
+    lavajax.Bmaml(model=model, particles=3),
     lavajax.Platipus(model=model), lavajax.Platipus(model=model, subspace=context),
 ]
 
@@ -85,7 +86,7 @@ def test_adaptation_and_outer_step_agree_with_one_device():
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 8 * 4
+    assert len(lines) == 11 * 4
     for kind, value in lines:
         if kind == "moved":
             assert float(value) > 1e-3

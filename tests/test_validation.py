@@ -171,6 +171,7 @@ EXAMPLES = {
     "Maml": lavajax.Maml(inner_rate=0.1 + 0.2, first_order=True),
     "Anil": lavajax.Anil(point_loss=lavajax.CrossEntropy(7)),
     "Cavia": lavajax.Cavia(inner_steps=4),
+    "Bmaml": lavajax.Bmaml(particles=3, outer="chaser", subspace=lavajax.Full()),
     "Platipus": lavajax.Platipus(samples=3, log_std=-2.0, subspace=lavajax.Head()),
     "MLP": lavajax.MLP(hidden=(3,), feature_dim=2),
     "Head": lavajax.Head(),

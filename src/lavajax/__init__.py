@@ -14,6 +14,7 @@ from lavajax.losses import Loss as Loss
 from lavajax.losses import SquaredError as SquaredError
 from lavajax.methods.anil import Anil as Anil
 from lavajax.methods.base import Method as Method
+from lavajax.methods.bmaml import Bmaml as Bmaml
 from lavajax.methods.cavia import Cavia as Cavia
 from lavajax.methods.lava import Lava as Lava
 from lavajax.methods.lava import LavaDiagnostics as LavaDiagnostics

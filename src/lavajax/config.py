@@ -12,6 +12,7 @@ from typing import Any
 
 from lavajax.losses import CrossEntropy, SquaredError
 from lavajax.methods.anil import Anil
+from lavajax.methods.bmaml import Bmaml
 from lavajax.methods.cavia import Cavia
 from lavajax.methods.lava import Lava
 from lavajax.methods.maml import Maml
@@ -25,7 +26,7 @@ CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Lava, Maml, Anil, Cavia),
-        *(Platipus,),
+        *(Platipus, Bmaml),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

@@ -29,6 +29,7 @@ METHODS: dict[str, Any] = {
     "cavia": lavajax.Cavia(),
     "platipus": lavajax.Platipus(),
     "bmaml": lavajax.Bmaml(),
+    "hyper-network": lavajax.HyperNetwork(),
 }
 SUBSPACES: dict[str, Any] = {
     "head": lavajax.Head(),
@@ -38,7 +39,11 @@ SUBSPACES: dict[str, Any] = {
 MODELS: dict[str, Any] = {"mlp": lavajax.MLP()}
 
 # Fields whose own name says too little once it stands among the options of other parts.
-_RENAMED = {("Context", "size"): "context_size", ("Context", "start"): "context_start"}
+_RENAMED = {
+    ("Context", "size"): "context_size",
+    ("Context", "start"): "context_start",
+    ("HyperNetwork", "activation"): "hyper_activation",
+}
 _PARTS = ("model", "point_loss", "subspace")
 
 

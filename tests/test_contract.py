@@ -42,6 +42,8 @@ REGRESSION = {
     "bmaml": lavajax.Bmaml(model=RELU, particles=3),
     "bmaml, context": lavajax.Bmaml(model=RELU, subspace=CONTEXT, particles=2, outer="chaser"),
     "bmaml full": lavajax.Bmaml(model=RELU, subspace=FULL, particles=3, inner_steps=2),
+    "hyper network": lavajax.HyperNetwork(model=RELU, encoder=(8,), encoding=4, decoder=(8,)),
+    "hyper network, context": lavajax.HyperNetwork(model=RELU, subspace=CONTEXT),
     "platipus": lavajax.Platipus(model=RELU),
     "platipus, context": lavajax.Platipus(model=RELU, subspace=CONTEXT, inner_steps=2),
 }
@@ -49,6 +51,7 @@ CLASSIFICATION = {
     "lava head, labels": lavajax.Lava(model=RELU, point_loss=lavajax.CrossEntropy(3)),
     "anil, labels": lavajax.Anil(model=RELU, point_loss=lavajax.CrossEntropy(3)),
     "bmaml, labels": lavajax.Bmaml(model=RELU, point_loss=lavajax.CrossEntropy(3), particles=2),
+    "hyper network, labels": lavajax.HyperNetwork(model=RELU, point_loss=lavajax.CrossEntropy(3)),
     "platipus, labels": lavajax.Platipus(
         model=RELU, point_loss=lavajax.CrossEntropy(3), subspace=lavajax.Head()
     ),

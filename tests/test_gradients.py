@@ -43,6 +43,9 @@ SETTINGS = {
     "anil": lj.Anil(SMOOTH, inner_steps=2),
     "cavia": lj.Cavia(SMOOTH, subspace=CONTEXT, inner_steps=2),
     "maml-classes": lj.Maml(SMOOTH, CLASSES),
+    "hyper-head": lj.HyperNetwork(SMOOTH, encoder=(4,), encoding=3, activation="tanh"),
+    "hyper-context": lj.HyperNetwork(SMOOTH, subspace=CONTEXT, decoder=(4,), activation="silu"),
+    "hyper-classes": lj.HyperNetwork(SMOOTH, CLASSES, decoder=(4,), activation="tanh"),
     "platipus": lj.Platipus(SMOOTH, inner_steps=2, log_std=-1.0),
     "platipus-context": lj.Platipus(SMOOTH, subspace=CONTEXT, log_std=-1.0),
 }

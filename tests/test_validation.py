@@ -172,6 +172,7 @@ EXAMPLES = {
     "Anil": lavajax.Anil(point_loss=lavajax.CrossEntropy(7)),
     "Cavia": lavajax.Cavia(inner_steps=4),
     "Bmaml": lavajax.Bmaml(particles=3, outer="chaser", subspace=lavajax.Full()),
+    "HyperNetwork": lavajax.HyperNetwork(encoder=(3, 4), encoding=2, activation="tanh"),
     "Platipus": lavajax.Platipus(samples=3, log_std=-2.0, subspace=lavajax.Head()),
     "MLP": lavajax.MLP(hidden=(3,), feature_dim=2),
     "Head": lavajax.Head(),

@@ -16,6 +16,7 @@ from lavajax.methods.anil import Anil as Anil
 from lavajax.methods.base import Method as Method
 from lavajax.methods.bmaml import Bmaml as Bmaml
 from lavajax.methods.cavia import Cavia as Cavia
+from lavajax.methods.hyper_network import HyperNetwork as HyperNetwork
 from lavajax.methods.lava import Lava as Lava
 from lavajax.methods.lava import LavaDiagnostics as LavaDiagnostics
 from lavajax.methods.lava import lava_converged as lava_converged

@@ -14,6 +14,7 @@ from lavajax.losses import CrossEntropy, SquaredError
 from lavajax.methods.anil import Anil
 from lavajax.methods.bmaml import Bmaml
 from lavajax.methods.cavia import Cavia
+from lavajax.methods.hyper_network import HyperNetwork
 from lavajax.methods.lava import Lava
 from lavajax.methods.maml import Maml
 from lavajax.methods.platipus import Platipus
@@ -26,7 +27,7 @@ CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Lava, Maml, Anil, Cavia),
-        *(Platipus, Bmaml),
+        *(Platipus, Bmaml, HyperNetwork),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

@@ -30,6 +30,9 @@ METHODS: dict[str, Any] = {
     "platipus": lavajax.Platipus(),
     "bmaml": lavajax.Bmaml(),
     "hyper-network": lavajax.HyperNetwork(),
+    "cnp": lavajax.Cnp(),
+    "attentive-cnp": lavajax.AttentiveCnp(),
+    "tnp": lavajax.Tnp(),
 }
 SUBSPACES: dict[str, Any] = {
     "head": lavajax.Head(),
@@ -195,8 +198,8 @@ def _options(choice: Choice, parts: dict[str, Any]) -> type:
     options.__doc__ = (
         f"Meta-train {choice.method} on {choice.task} and score it on unseen tasks.\n\n"
         "These are the options of this choice. Choose others, and ask --help again, by "
-        f"--task {{{','.join(TASKS)}}}, --method {{{','.join(METHODS)}}}, "
-        f"--model {{{','.join(MODELS)}}}"
+        f"--task {{{','.join(TASKS)}}}, --method {{{','.join(METHODS)}}}"
+        + (f", --model {{{','.join(MODELS)}}}" if "model" in parts else "")
         + (f", --subspace {{{','.join(SUBSPACES)}}}." if _has_choice(parts["method"]) else ".")
     )
     return options

@@ -46,6 +46,11 @@ SETTINGS = {
     "hyper-head": lj.HyperNetwork(SMOOTH, encoder=(4,), encoding=3, activation="tanh"),
     "hyper-context": lj.HyperNetwork(SMOOTH, subspace=CONTEXT, decoder=(4,), activation="silu"),
     "hyper-classes": lj.HyperNetwork(SMOOTH, CLASSES, decoder=(4,), activation="tanh"),
+    "cnp": lj.Cnp(encoder=(4,), encoding=3, decoder=(4,), activation="tanh"),
+    "attentive-cnp": lj.AttentiveCnp(
+        width=4, heads=2, key_encoder=(3,), encoder=(3,), decoder=(4,), activation="tanh"
+    ),
+    "tnp": lj.Tnp(width=4, embedding_layers=2, layers=2, heads=2, feedforward=4, activation="tanh"),
     "platipus": lj.Platipus(SMOOTH, inner_steps=2, log_std=-1.0),
     "platipus-context": lj.Platipus(SMOOTH, subspace=CONTEXT, log_std=-1.0),
 }

@@ -12,12 +12,15 @@ from typing import Any
 
 from lavajax.losses import CrossEntropy, SquaredError
 from lavajax.methods.anil import Anil
+from lavajax.methods.attentive_cnp import AttentiveCnp
 from lavajax.methods.bmaml import Bmaml
 from lavajax.methods.cavia import Cavia
+from lavajax.methods.cnp import Cnp
 from lavajax.methods.hyper_network import HyperNetwork
 from lavajax.methods.lava import Lava
 from lavajax.methods.maml import Maml
 from lavajax.methods.platipus import Platipus
+from lavajax.methods.tnp import Tnp
 from lavajax.models.mlp import MLP
 from lavajax.subspace import Context, Full, Head
 from lavajax.tasks.air_quality import AirQuality
@@ -28,6 +31,7 @@ CLASSES: dict[str, Any] = {
     for cls in (
         *(Lava, Maml, Anil, Cavia),
         *(Platipus, Bmaml, HyperNetwork),
+        *(Cnp, AttentiveCnp, Tnp),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

@@ -75,3 +75,22 @@ def join(first: Points, second: Points) -> Points:
     if first.mask is not None or second.mask is not None:
         mask = jnp.concatenate([weights(first), weights(second)]) > 0
     return Points(jnp.concatenate([first.x, second.x]), jnp.concatenate([first.y, second.y]), mask)
+
+
+def pairs(loss: Loss, points: Points) -> Array:
+    """[x_i, y_i], ``[N, d + k]``, as an encoder reads them; labels of classes are one-hot.
+
+    Raises:
+        ValueError: an input is not a vector.
+    """
+    if points.x.ndim != 2:
+        raise ValueError(
+            f"x must have shape [N, d] for a method whose encoder reads the support, got "
+            f"{points.x.shape}; a single input per point is x[:, None], and other inputs need a "
+            "method that adapts a network, such as Lava"
+        )
+    dtype = jnp.result_type(float)
+    y = loss.cast(points.y, dtype)
+    if jnp.issubdtype(y.dtype, jnp.integer):
+        y = jax.nn.one_hot(y, loss.out_dim(y.shape[1:]), dtype=dtype)
+    return jnp.concatenate([points.x.astype(dtype), y], axis=1)

@@ -75,7 +75,7 @@ class HyperNetwork:
         """
         net_key, encoder_key, decoder_key, last_key = jax.random.split(key, 4)
         params = init_network(self, net_key, x, y, {})
-        pairs = self._pairs(Points(jnp.asarray(x), jnp.asarray(y)))
+        pairs = points.pairs(self.point_loss, Points(jnp.asarray(x), jnp.asarray(y)))
         block = self.subspace.block(net_of(params))
         encoder, decoder = self._networks(block.size)
         encoding = jnp.zeros((1, self.encoding), block.dtype)
@@ -94,24 +94,12 @@ class HyperNetwork:
         support = points.sanitise(support)
         prior = prior_of(self, params).block
         encoder, decoder = self._networks(prior.size)
-        encodings = encoder.features(params["encoder"], {}, self._pairs(support))
+        pairs = points.pairs(self.point_loss, support)
+        encodings = encoder.features(params["encoder"], {}, pairs)
         mean = points.mean(encodings, support)
         delta = decoder.features(params["decoder"], {}, mean[None]).reshape(prior.shape)
         real = jnp.any(points.weights(support) > 0)
         return Adapted(prior + jnp.where(real, delta, 0).astype(prior.dtype))
-
-    def _pairs(self, support: Points) -> Array:
-        """[x_i, y_i], ``[N, d + k]``."""
-        x, dtype = support.x, jnp.result_type(float)
-        if x.ndim != 2:
-            raise ValueError(
-                f"x must have shape [N, d] for HyperNetwork, whose encoder reads vectors, got "
-                f"{x.shape}; for other inputs adapt by gradient steps or in closed form"
-            )
-        y = self.point_loss.cast(support.y, dtype)
-        if jnp.issubdtype(y.dtype, jnp.integer):
-            y = jax.nn.one_hot(y, self.point_loss.out_dim(y.shape[1:]), dtype=dtype)
-        return jnp.concatenate([x.astype(dtype), y], axis=1)
 
     predict = predict_mean
     loss = query_loss

@@ -126,7 +126,7 @@ class MLP:
         h, inputs = x.astype(weights[0]["w"].dtype), []
         for index, layer in enumerate(weights):
             inputs.append(h)
-            h = h @ layer["w"] + layer["b"]
+            h = linear(layer, h)
             if taps is not None:
                 h = h + taps[index]
             if index < len(self.hidden):
@@ -143,3 +143,8 @@ def uniform_layer(key: Array, fan_in: int, width: int) -> dict[str, Array]:
         "w": jax.random.uniform(w_key, (fan_in, width), dtype, -bound, bound),
         "b": jax.random.uniform(b_key, (width,), dtype, -bound, bound),
     }
+
+
+def linear(layer: dict[str, Array], h: Array) -> Array:
+    """h w + b, ``[..., out]``, for h ``[..., in]``."""
+    return h @ layer["w"] + layer["b"]

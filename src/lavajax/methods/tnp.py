@@ -106,6 +106,8 @@ class Tnp:
         unknown = Points(x, jnp.zeros((x.shape[0], *params.spec.y_shape)))
         pairs = points.pairs(self.point_loss, unknown)
         start = self._embedding.features(params["embedding"], {}, pairs)
+        # In a user's shard_map x may be the same on all devices, and what the loop makes of it not.
+        start = start + jnp.sum(jnp.where(adapted.block["real"], 0, 0)).astype(start.dtype)
         tokens, _ = lax.scan(layer, start, (params["layers"], adapted.block["tokens"]))
         return decode(self, params, tokens)
 

@@ -19,16 +19,16 @@ def attend(queries: Array, keys: Array, values: Array, real: Array) -> Array:
         queries: ``[M, H, d]``, for each of H heads.
         keys: ``[N, H, d]``.
         values: ``[N, H, d]``.
-        real: ``[N]`` booleans.
+        real: ``[N]``, 0 at padding, else 1.
 
     Returns:
         ``[M, H, d]``.
     """
     logits = jnp.einsum("mhd,nhd->mhn", queries, keys) / math.sqrt(keys.shape[-1])
     lowest = jnp.finfo(logits.dtype).min
-    logits = jnp.where(real, logits, lowest)
+    logits = jnp.where(real > 0, logits, lowest)
     top = lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True, initial=lowest))
-    weights = jnp.where(real, jnp.exp(logits - top), 0)
+    weights = jnp.where(real > 0, jnp.exp(logits - top), 0)
     total = jnp.sum(weights, axis=-1, keepdims=True)
     return jnp.einsum("mhn,nhd->mhd", weights / jnp.where(total > 0, total, 1), values)
 
@@ -61,7 +61,7 @@ def attend_multi_head(
         queries: ``[M, width]``.
         keys: of all heads, projected: ``[N, H, width / H]``.
         values: likewise.
-        real: ``[N]`` booleans.
+        real: ``[N]``, 0 at padding, else 1.
     """
     q = project(weights["query"], queries, keys.shape[1])
     attended = attend(q, keys, values, real)

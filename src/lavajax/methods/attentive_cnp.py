@@ -19,7 +19,6 @@ from lavajax.methods.neural_process import (
     density_loss,
     init_decoder,
     perceptron,
-    real_points,
 )
 from lavajax.outer import gradient_step, no_memory
 from lavajax.types import Adapted, Array, MetaParams, Points, Prediction
@@ -78,7 +77,8 @@ class AttentiveCnp:
     def adapt(self, params: MetaParams, support: Points, *, key: Array | None = None) -> Adapted:
         """See ``Method``; the block is the support as attention reads it.
 
-        Its ``keys`` and ``values`` are ``[N, H, width / H]``, its ``real`` is ``[N]`` booleans.
+        Its ``keys`` and ``values`` are ``[N, H, width / H]``, its ``real`` ``[N]`` is 0 at padding,
+        else 1.
         """
         del key  # deterministic
         support = points.sanitise(support)
@@ -90,7 +90,7 @@ class AttentiveCnp:
             {
                 "keys": project(attention["key"], at_x, self.heads),
                 "values": project(attention["value"], values, self.heads),
-                "real": real_points(support),
+                "real": points.weights(support),
             }
         )
 

@@ -15,7 +15,7 @@ from lavajax.gaussian import negative_log_density
 from lavajax.losses import SquaredError
 from lavajax.methods.base import LOSS, Method
 from lavajax.models.mlp import MLP
-from lavajax.types import Adapted, Array, MetaParams, Points, Prediction, PyTree, Task
+from lavajax.types import Adapted, Array, MetaParams, Prediction, PyTree, Task
 
 Activation = Literal["relu", "tanh", "gelu", "silu"]
 
@@ -64,11 +64,6 @@ def check_heads(method: Method, width: int, heads: int) -> None:
 def perceptron(method: NeuralProcess, hidden: tuple[int, ...], out: int) -> MLP:
     """Hidden layers and a linear one."""
     return MLP(hidden, feature_dim=out, activation=method.activation)
-
-
-def real_points(support: Points) -> Array:
-    """``[N]`` booleans."""
-    return points.weights(support) > 0
 
 
 def init_decoder(method: NeuralProcess, key: Array, fan_in: int, k: int) -> PyTree:

@@ -20,7 +20,6 @@ from lavajax.methods.neural_process import (
     density_loss,
     init_decoder,
     perceptron,
-    real_points,
 )
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
@@ -80,11 +79,12 @@ class Tnp:
     def adapt(self, params: MetaParams, support: Points, *, key: Array | None = None) -> Adapted:
         """See ``Method``; the block is the support as the targets will read it.
 
-        Its ``tokens`` ``[L, N, width]`` enter each layer, its ``real`` is ``[N]`` booleans.
+        Its ``tokens`` ``[L, N, width]`` enter each layer, its ``real`` ``[N]`` is 0 at padding,
+        else 1.
         """
         del key  # deterministic
         support = points.sanitise(support)
-        real = real_points(support)
+        real = points.weights(support)
 
         def layer(tokens: Array, weights: PyTree) -> tuple[Array, Array]:
             return self._layer(weights, tokens, tokens, real), tokens
@@ -107,7 +107,7 @@ class Tnp:
         pairs = points.pairs(self.point_loss, unknown)
         start = self._embedding.features(params["embedding"], {}, pairs)
         # In a user's shard_map x may be the same on all devices, and what the loop makes of it not.
-        start = start + jnp.sum(jnp.where(adapted.block["real"], 0, 0)).astype(start.dtype)
+        start = start + 0 * jnp.sum(adapted.block["real"]).astype(start.dtype)
         tokens, _ = lax.scan(layer, start, (params["layers"], adapted.block["tokens"]))
         return decode(self, params, tokens)
 

@@ -37,6 +37,12 @@ METHODS: dict[str, Any] = {
     "vr-maml": lavajax.vr_maml_tuned(),
     "vr-maml-released": lavajax.vr_maml_released(),
     "meta-mix": lavajax.MetaMix(),
+    "platipus": lavajax.Platipus(),
+    "bmaml": lavajax.Bmaml(),
+    "hyper-network": lavajax.HyperNetwork(),
+    "cnp": lavajax.Cnp(),
+    "attentive-cnp": lavajax.AttentiveCnp(),
+    "tnp": lavajax.Tnp(),
 }
 SUBSPACES: dict[str, Any] = {
     "head": lavajax.Head(),
@@ -46,7 +52,11 @@ SUBSPACES: dict[str, Any] = {
 MODELS: dict[str, Any] = {"mlp": lavajax.MLP()}
 
 # Fields whose own name says too little once it stands among the options of other parts.
-_RENAMED = {("Context", "size"): "context_size", ("Context", "start"): "context_start"}
+_RENAMED = {
+    ("Context", "size"): "context_size",
+    ("Context", "start"): "context_start",
+    ("HyperNetwork", "activation"): "hyper_activation",
+}
 _PARTS = ("model", "point_loss", "subspace")
 
 
@@ -233,8 +243,8 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
     about = (
         f"Meta-train {choice.method} on {choice.task} and score it on unseen tasks.\n\n"
         "These are the options of this choice. Choose others, and ask --help again, by "
-        f"--task {{{','.join(TASKS)}}}, --method {{{','.join(METHODS)}}}, "
-        f"--model {{{','.join(MODELS)}}}"
+        f"--task {{{','.join(TASKS)}}}, --method {{{','.join(METHODS)}}}"
+        + (f", --model {{{','.join(MODELS)}}}" if "model" in parts else "")
         + (f", --subspace {{{','.join(SUBSPACES)}}}. " if _is_open(template) else ". ")
         + "--resume FOLDER goes on with a run, --eval FOLDER scores a saved model."
     )

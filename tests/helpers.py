@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 import lavajax as lj
 from lavajax.subspace import net_of
@@ -102,6 +103,37 @@ def assert_different(actual, expected, by=1e-4):
 def assert_finite(tree):
     """No NaN and no infinity in any leaf."""
     assert np.all(np.isfinite(flat(tree)))
+
+
+def assert_gradient_is_finite_difference(method, task):
+    """Reverse mode against central differences, in each leaf that is learned; needs float64."""
+    params = make_params(method, task.support)
+    start, unravel = ravel_pytree(params.learned)
+    key = jax.random.key(3)  # the same noise at every shift
+
+    def loss(vector):
+        return method.loss(params.replace_learned(unravel(vector)), task, key)
+
+    # Two random directions in each leaf.
+    leaves = jax.tree.leaves(params.learned)
+    owner = np.repeat(np.arange(len(leaves)), [leaf.size for leaf in leaves])
+    rng = np.random.default_rng(0)
+    directions = np.stack(
+        [rng.standard_normal(start.size) * (owner == i) for i in range(len(leaves)) for _ in "ab"]
+    )
+    h = 1e-5
+    shifted = jnp.concatenate([start + h * directions, start - h * directions])
+    values, gradient = jax.jit(lambda v, many: (jax.vmap(loss)(many), jax.grad(loss)(v)))(
+        start, shifted
+    )
+    up, down = np.split(np.asarray(values), 2)
+    gradient = np.asarray(gradient)
+    for leaf in range(len(leaves)):
+        assert np.linalg.norm(gradient[owner == leaf]) > 0
+    expected = (up - down) / (2 * h)
+    # A direction may be nearly level: rounding then counts against the size of the leaf's gradient.
+    size = np.array([np.linalg.norm(gradient * (d != 0)) for d in directions])
+    np.testing.assert_array_less(np.abs(directions @ gradient - expected), 1e-5 * size + 1e-10)
 
 
 def assert_affine_in_labels(method, tolerance):

@@ -31,6 +31,9 @@ methods = [
     lava(subspace=context, curvature="hessian"), lavajax.Maml(model=model),
     lavajax.Anil(model=model), lavajax.Cavia(model=model), lavajax.Reptile(model=model),
     lavajax.Vfml(model=model),
+    lavajax.Bmaml(model=model, particles=3),
+    lavajax.Tnp(width=8, embedding_layers=1, layers=2, heads=2, feedforward=8),
+    lavajax.Platipus(model=model),
 ]
 
 def distance(a, b):
@@ -85,7 +88,7 @@ def test_adaptation_and_outer_step_agree_with_one_device():
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 10 * 4
+    assert len(lines) == 13 * 4
     for kind, value in lines:
         if kind == "moved":
             assert float(value) > 1e-3

@@ -1,13 +1,10 @@
 """Reverse-mode gradients of the outer loss against central finite differences, in float64."""
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
 
 import lavajax as lj
-from helpers import make_labels, make_params, make_points
+from helpers import assert_gradient_is_finite_difference, make_labels, make_points
 
 SMOOTH = lj.MLP(hidden=(4,), activation="tanh")  # no kinks
 HEAD, CONTEXT, FULL = lj.Head(), lj.Context(2), lj.Full()
@@ -51,6 +48,16 @@ SETTINGS = {
     "llama-head": lj.Llama(SMOOTH, eta=0.3),
     "llama-context": lj.Llama(SMOOTH, subspace=CONTEXT, eta=0.3),
     "llama-classes": lj.Llama(SMOOTH, CLASSES, eta=0.3),
+    "hyper-head": lj.HyperNetwork(SMOOTH, encoder=(4,), encoding=3, activation="tanh"),
+    "hyper-context": lj.HyperNetwork(SMOOTH, subspace=CONTEXT, decoder=(4,), activation="silu"),
+    "hyper-classes": lj.HyperNetwork(SMOOTH, CLASSES, decoder=(4,), activation="tanh"),
+    "cnp": lj.Cnp(encoder=(4,), encoding=3, decoder=(4,), activation="tanh"),
+    "attentive-cnp": lj.AttentiveCnp(
+        width=4, heads=2, key_encoder=(3,), encoder=(3,), decoder=(4,), activation="tanh"
+    ),
+    "tnp": lj.Tnp(width=4, embedding_layers=2, layers=2, heads=2, feedforward=4, activation="tanh"),
+    "platipus": lj.Platipus(SMOOTH, inner_steps=2, log_std=-1.0),
+    "platipus-context": lj.Platipus(SMOOTH, subspace=CONTEXT, log_std=-1.0),
 }
 
 
@@ -64,30 +71,4 @@ def test_outer_gradient_is_the_finite_difference_in_every_learned_leaf(x64, name
         support, query = make_points(4, 2, mask=[1, 1, 0, 1]), make_points(5, 2, seed=7)
         support = lj.Points(support.x, support.y.at[2].set(jnp.inf), support.mask)
     support = lj.Points(support.x.at[2].set(jnp.nan), support.y, support.mask)
-    params = make_params(method, support)
-    task = lj.Task(support, query)
-    start, unravel = ravel_pytree(params.learned)
-
-    def loss(vector):
-        return method.loss(params.replace_learned(unravel(vector)), task, None)
-
-    # Two random directions in each leaf.
-    leaves = jax.tree.leaves(params.learned)
-    owner = np.repeat(np.arange(len(leaves)), [leaf.size for leaf in leaves])
-    rng = np.random.default_rng(0)
-    directions = np.stack(
-        [rng.standard_normal(start.size) * (owner == i) for i in range(len(leaves)) for _ in "ab"]
-    )
-    h = 1e-5
-    shifted = jnp.concatenate([start + h * directions, start - h * directions])
-    values, gradient = jax.jit(lambda v, many: (jax.vmap(loss)(many), jax.grad(loss)(v)))(
-        start, shifted
-    )
-    up, down = np.split(np.asarray(values), 2)
-    gradient = np.asarray(gradient)
-    for leaf in range(len(leaves)):
-        assert np.linalg.norm(gradient[owner == leaf]) > 0
-    expected = (up - down) / (2 * h)
-    # A direction may be nearly level: rounding then counts against the size of the leaf's gradient.
-    size = np.array([np.linalg.norm(gradient * (d != 0)) for d in directions])
-    np.testing.assert_array_less(np.abs(directions @ gradient - expected), 1e-5 * size + 1e-10)
+    assert_gradient_is_finite_difference(method, lj.Task(support, query))

@@ -15,8 +15,12 @@ from lavajax.losses import CrossEntropy as CrossEntropy
 from lavajax.losses import Loss as Loss
 from lavajax.losses import SquaredError as SquaredError
 from lavajax.methods.anil import Anil as Anil
+from lavajax.methods.attentive_cnp import AttentiveCnp as AttentiveCnp
 from lavajax.methods.base import Method as Method
+from lavajax.methods.bmaml import Bmaml as Bmaml
 from lavajax.methods.cavia import Cavia as Cavia
+from lavajax.methods.cnp import Cnp as Cnp
+from lavajax.methods.hyper_network import HyperNetwork as HyperNetwork
 from lavajax.methods.lava import Lava as Lava
 from lavajax.methods.lava import LavaDiagnostics as LavaDiagnostics
 from lavajax.methods.lava import lava_converged as lava_converged
@@ -24,7 +28,9 @@ from lavajax.methods.llama import Llama as Llama
 from lavajax.methods.maml import Maml as Maml
 from lavajax.methods.meta_mix import MetaMix as MetaMix
 from lavajax.methods.meta_sgd import MetaSgd as MetaSgd
+from lavajax.methods.platipus import Platipus as Platipus
 from lavajax.methods.reptile import Reptile as Reptile
+from lavajax.methods.tnp import Tnp as Tnp
 from lavajax.methods.vfml import Vfml as Vfml
 from lavajax.methods.vr_maml import VrMaml as VrMaml
 from lavajax.methods.vr_maml import vr_maml_released as vr_maml_released

@@ -13,13 +13,19 @@ from typing import Any
 
 from lavajax.losses import CrossEntropy, SquaredError
 from lavajax.methods.anil import Anil
+from lavajax.methods.attentive_cnp import AttentiveCnp
+from lavajax.methods.bmaml import Bmaml
 from lavajax.methods.cavia import Cavia
+from lavajax.methods.cnp import Cnp
+from lavajax.methods.hyper_network import HyperNetwork
 from lavajax.methods.lava import Lava
 from lavajax.methods.llama import Llama
 from lavajax.methods.maml import Maml
 from lavajax.methods.meta_mix import MetaMix
 from lavajax.methods.meta_sgd import MetaSgd
+from lavajax.methods.platipus import Platipus
 from lavajax.methods.reptile import Reptile
+from lavajax.methods.tnp import Tnp
 from lavajax.methods.vfml import Vfml
 from lavajax.methods.vr_maml import VrMaml
 from lavajax.models.mlp import MLP
@@ -32,6 +38,8 @@ CLASSES: dict[str, Any] = {
     for cls in (
         *(Lava, Maml, Anil, Cavia),
         *(MetaSgd, Reptile, Llama, Vfml, VrMaml, MetaMix),
+        *(Platipus, Bmaml, HyperNetwork),
+        *(Cnp, AttentiveCnp, Tnp),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

@@ -1,4 +1,4 @@
-"""Gaussian predictive densities: what probabilistic methods train on and are scored by."""
+"""Gaussian densities: what probabilistic methods train on and are scored by."""
 
 from __future__ import annotations
 
@@ -32,3 +32,17 @@ def inside_interval(mean: Array, variance: Array, y: Array, probability: float =
     """
     half = jax.scipy.stats.norm.ppf(0.5 + probability / 2) * jnp.sqrt(variance)
     return (jnp.abs(y - mean) <= half).astype(mean.dtype)
+
+
+def kl_divergence(mean_q: Array, log_std_q: Array, mean_p: Array, log_std_p: Array) -> Array:
+    """KL(q || p) of two normal densities, elementwise, in nats; shapes broadcast.
+
+    Args:
+        mean_q: means of q.
+        log_std_q: log standard deviations of q.
+        mean_p: means of p.
+        log_std_p: log standard deviations of p.
+    """
+    log_ratio = log_std_q - log_std_p
+    distance = (mean_q - mean_p) * jnp.exp(-log_std_p)
+    return 0.5 * (distance**2 + jnp.exp(2 * log_ratio) - 1 - 2 * log_ratio)

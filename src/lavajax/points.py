@@ -66,12 +66,32 @@ def mean_loss(loss: Loss, outputs: Array, points: Points) -> Array:
     return average(jax.vmap(loss.value)(outputs, targets), points)
 
 
-def mean_metric(loss: Loss, mean: Array, points: Points) -> Array:
+def mean_metric(loss: Loss, predicted: Array, points: Points) -> Array:
     """The reported metric averaged over real points, for predicted means ``[N, k]``."""
-    targets = loss.cast(points.y, mean.dtype)
-    return average(jax.vmap(loss.metric)(mean, targets), points)
+    targets = loss.cast(points.y, predicted.dtype)
+    return average(jax.vmap(loss.metric)(predicted, targets), points)
 
 
 def average(values: Array, points: Points) -> Array:
-    """Values ``[N]`` averaged over real points; 0 when there are none."""
-    return jnp.sum(values * weights(points, values.dtype)) / count(points, values.dtype)
+    """Values ``[N, ...]`` averaged over real points, ``[...]``; 0 when there are none."""
+    weight = weights(points, values.dtype).reshape((-1,) + (1,) * (values.ndim - 1))
+    return jnp.sum(values * weight, axis=0) / count(points, values.dtype)
+
+
+def pairs(loss: Loss, points: Points) -> Array:
+    """[x_i, y_i], ``[N, d + k]``, as an encoder reads them; labels of classes are one-hot.
+
+    Raises:
+        ValueError: an input is not a vector.
+    """
+    if points.x.ndim != 2:
+        raise ValueError(
+            f"x must have shape [N, d] for a method whose encoder reads the support, got "
+            f"{points.x.shape}; a single input per point is x[:, None], and other inputs need a "
+            "method that adapts a network, such as Lava"
+        )
+    dtype = jnp.result_type(float)
+    y = loss.cast(points.y, dtype)
+    if jnp.issubdtype(y.dtype, jnp.integer):
+        y = jax.nn.one_hot(y, loss.out_dim(y.shape[1:]), dtype=dtype)
+    return jnp.concatenate([points.x.astype(dtype), y], axis=1)

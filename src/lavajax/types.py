@@ -97,7 +97,8 @@ class Adapted:
     Attributes:
         block: the adapted parameters, with the structure of their prior: for a head ``[P, k]``,
             for a context ``[C]``, for all weights the network's own pytree. Stochastic methods that
-            were given a key, and ensembles, have a leading axis of samples on every leaf.
+            were given a key, and ensembles, have a leading axis of samples on every leaf. Neural
+            processes, which adapt no parameters, have the encoded support here.
         posterior: what ``predict`` needs beside the block for error bars, factored once; None for
             methods without.
     """

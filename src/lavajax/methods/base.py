@@ -107,21 +107,30 @@ def init_network(
     Raises:
         ValueError: x and y do not fit each other, the model, or the loss.
     """
+    x, y, spec = example_points(x, y)
+    context_key, net_key = jax.random.split(key)
+    context = method.subspace.init_context(context_key)
+    out_dim = method.point_loss.out_dim(spec.y_shape)
+    net, backbone = network.init_net(method.model, net_key, x, out_dim, context)
+    fixed: dict[str, PyTree] = {"backbone": backbone}
+    if context is not None and not method.subspace.learns_context:
+        fixed["context"] = net.pop("context")
+    return MetaParams({**net, **learned}, fixed, method, spec)
+
+
+def example_points(x: Array, y: Array) -> tuple[Array, Array, PointSpec]:
+    """Example points as arrays, and what one of them looks like.
+
+    Raises:
+        ValueError: x and y do not have as many points.
+    """
     x, y = jnp.asarray(x), jnp.asarray(y)
     if x.ndim == 0 or y.ndim == 0 or x.shape[0] != y.shape[0]:
         raise ValueError(
             f"x and y must have the same number of points on their first axis, got shapes "
             f"{x.shape} and {y.shape}"
         )
-    context_key, net_key = jax.random.split(key)
-    context = method.subspace.init_context(context_key)
-    out_dim = method.point_loss.out_dim(y.shape[1:])
-    net, backbone = network.init_net(method.model, net_key, x, out_dim, context)
-    fixed: dict[str, PyTree] = {"backbone": backbone}
-    if context is not None and not method.subspace.learns_context:
-        fixed["context"] = net.pop("context")
-    spec = PointSpec(x.shape[1:], x.dtype.name, y.shape[1:], y.dtype.name)
-    return MetaParams({**net, **learned}, fixed, method, spec)
+    return x, y, PointSpec(x.shape[1:], x.dtype.name, y.shape[1:], y.dtype.name)
 
 
 def check_apart(method: NetworkMethod, params: MetaParams) -> None:
@@ -194,9 +203,13 @@ def bind_support(
     """
     support = points.sanitise(support)
     bound = bind(method.subspace, method.model, params, support.x, support.mask)
+    return support, bound._replace(prior=inner_start(bound.prior, support))
+
+
+def inner_start(block: PyTree, support: Points) -> PyTree:
+    """A block as an inner loop starts from it: float32 or better, and varying with the support."""
     zero = points.varying_zero(support)
-    prior = jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), precision.lift(bound.prior))
-    return support, bound._replace(prior=prior)
+    return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), precision.lift(block))
 
 
 def outputs(

@@ -162,7 +162,7 @@ class MLP:
         for index, layer in enumerate(weights):
             if visit is not None:
                 h = visit(index, h)
-            h = h @ layer["w"] + layer["b"]
+            h = linear(layer, h)
             if taps is not None:
                 h = h + taps[index]
             if index < len(self.hidden):
@@ -179,3 +179,8 @@ def uniform_layer(key: Array, fan_in: int, width: int) -> dict[str, Array]:
         "w": jax.random.uniform(w_key, (fan_in, width), dtype, -bound, bound),
         "b": jax.random.uniform(b_key, (width,), dtype, -bound, bound),
     }
+
+
+def linear(layer: dict[str, Array], h: Array) -> Array:
+    """h w + b, ``[..., out]``, for h ``[..., in]``."""
+    return h @ layer["w"] + layer["b"]

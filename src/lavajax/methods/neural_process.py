@@ -1,0 +1,97 @@
+"""What the neural processes share: vectors in, a Gaussian density out.
+
+They adapt no network. ``adapt`` encodes the support, and a decoder reads the code beside x.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from lavajax import points, precision, validate
+from lavajax.gaussian import negative_log_density
+from lavajax.losses import SquaredError
+from lavajax.methods.base import LOSS, Method
+from lavajax.models.mlp import MLP
+from lavajax.types import Adapted, Array, MetaParams, Prediction, PyTree, Task
+
+Activation = Literal["relu", "tanh", "gelu", "silu"]
+
+
+class NeuralProcess(Method, Protocol):
+    """A method that encodes the support and predicts a density."""
+
+    @property
+    def decoder(self) -> tuple[int, ...]:
+        """Widths of the decoder's hidden layers."""
+
+    @property
+    def activation(self) -> Activation:
+        """Of all hidden layers."""
+
+    @property
+    def sigma_min(self) -> float:
+        """The least standard deviation."""
+
+
+def check_process(method: NeuralProcess) -> None:
+    """Validates what all neural processes have; part of their ``__post_init__``."""
+    name = type(method).__name__
+    validate.part(method, "point_loss", LOSS, "SquaredError()")
+    if not isinstance(method.point_loss, SquaredError):
+        raise ValueError(
+            f"{name}.point_loss must be SquaredError(): {name} predicts a normal density of real "
+            f"targets, got {method.point_loss!r}; for classes take a method such as Anil"
+        )
+    validate.integers(method, "decoder", minimum=1)
+    validate.number(method, "sigma_min", minimum=0.0, strict=True)
+    if method.sigma_min >= 1:
+        raise ValueError(f"{name}.sigma_min must be below 1, got {method.sigma_min}")
+    perceptron(method, (), 1)  # refuses an unknown activation
+    validate.hashable(method)
+
+
+def check_heads(method: Method, width: int, heads: int) -> None:
+    """Requires that the width splits into the heads."""
+    if width % heads:
+        raise ValueError(
+            f"{type(method).__name__}.width must be a multiple of heads = {heads}, got {width}"
+        )
+
+
+def perceptron(method: NeuralProcess, hidden: tuple[int, ...], out: int) -> MLP:
+    """Hidden layers and a linear one."""
+    return MLP(hidden, feature_dim=out, activation=method.activation)
+
+
+def init_decoder(method: NeuralProcess, key: Array, fan_in: int, k: int) -> PyTree:
+    """Weights of the decoder of codes ``[M, fan_in]`` to k means and deviations."""
+    return perceptron(method, method.decoder, 2 * k).init(key, jnp.zeros((1, fan_in)))[0]
+
+
+def decode(method: NeuralProcess, params: MetaParams, code: Array) -> Prediction:
+    """The density at M inputs, from what is known about each, ``[M, fan_in]``.
+
+    The decoder gives mean and raw, each ``[M, k]``; the standard deviation is
+    sigma_min + (1 - sigma_min) softplus(raw), and ``noise`` its square: what the support left open
+    and the noise of observations, which the model cannot tell apart.
+    """
+    k = params.spec.y_shape[0]
+    weights = params["decoder"]
+    raw = precision.lift(perceptron(method, method.decoder, 2 * k).features(weights, {}, code))
+    mean, raw = jnp.split(raw, 2, axis=-1)
+    sigma = method.sigma_min + (1 - method.sigma_min) * jax.nn.softplus(raw)
+    return Prediction(mean, noise=sigma**2)
+
+
+def density_loss(method: NeuralProcess, params: MetaParams, task: Task, key: Array | None) -> Array:
+    """-log density of the query's targets, the mean over its points and outputs, in nats."""
+    adapted: Adapted = method.adapt(params, task.support, key=key)
+    query = points.sanitise(task.query)
+    prediction = method.predict(params, adapted, query.x, mask=query.mask)
+    assert prediction.noise is not None
+    y = method.point_loss.cast(query.y, prediction.mean.dtype)
+    nll = negative_log_density(prediction.mean, prediction.noise, y)
+    return points.average(jnp.mean(nll, axis=-1), query)

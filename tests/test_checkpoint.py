@@ -74,6 +74,27 @@ def test_state_of_a_run_comes_back_with_key_optimiser_and_step(tmp_path):
     assert_same(lavajax.load(tmp_path), state.params)
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        lavajax.Vfml(RELU),
+        lavajax.vr_maml_tuned(model=RELU),
+        lavajax.Reptile(RELU),
+        lavajax.Platipus(RELU, subspace=lavajax.Head()),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_what_a_method_carries_from_step_to_step_is_resumed_to_the_bit(method, tmp_path):
+    options = {"steps": 6, "meta_batch": 2, "optimizer": TX, "chunk": 3}
+    whole = lavajax.train(
+        method, SOURCE, **options, callback=lambda p: save_state(p.state, tmp_path)
+    )
+    shutil.rmtree(tmp_path / "checkpoints" / "000000006")
+    state = restore_state(tmp_path, jax.eval_shape(lambda: start_state(method, SOURCE, TX)))
+    assert state.step == 3
+    assert_same(lavajax.train(method, SOURCE, **options, state=state).state, whole.state)
+
+
 def test_states_of_several_seeds(tmp_path):
     state = start_state(METHOD, SOURCE, TX, seeds=2)
     save_state(state, tmp_path)

@@ -148,6 +148,17 @@ def test_shapes_and_finite_values(name):
 
 
 @every_method
+def test_saved_model_comes_back_to_the_bit_and_stacked_seeds_are_refused(name, tmp_path):
+    params, support = setting(name)
+    lavajax.save(params, tmp_path / "m")
+    loaded = lavajax.load(tmp_path / "m")
+    assert jax.tree.structure(loaded) == jax.tree.structure(params)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    with pytest.raises(ValueError, match="params must be those of one seed, got 2 seeds"):
+        lavajax.adapt(stack([params, params]), support)
+
+
+@every_method
 def test_vmap_over_tasks_is_a_loop_and_jit_is_eager(name, x64):
     params, _ = setting(name)
     supports = [points_for(name, 5, seed=seed) for seed in range(3)]

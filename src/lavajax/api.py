@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lavajax.types import Adapted, Array, MetaParams, Points, Prediction
+from lavajax.methods.base import Method, expected_params
+from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec, Prediction
 
 
 def adapt(
@@ -73,12 +75,18 @@ def check_params(params: Any) -> None:
     if not isinstance(params, MetaParams):
         hint = "; give its .params" if hasattr(params, "params") else ""
         raise ValueError(f"params must be MetaParams, got {type(params).__name__}{hint}")
-    head = params.learned.get("head")
-    if head is not None and jnp.ndim(head) == 3:
+    leaves = jax.tree.leaves(params.learned)
+    if leaves and jnp.ndim(leaves[0]) == _first_rank(params.method, params.spec) + 1:
         raise ValueError(
-            f"params must be those of one seed, got {head.shape[0]} seeds: pick one with "
+            f"params must be those of one seed, got {leaves[0].shape[0]} seeds: pick one with "
             "trained.seed(i), or vmap over the first axis"
         )
+
+
+@functools.lru_cache(maxsize=128)
+def _first_rank(method: Method, spec: PointSpec) -> int:
+    """The number of axes of the first learned leaf, of one seed."""
+    return jax.tree.leaves(expected_params(method, spec).learned)[0].ndim
 
 
 def _check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Points:

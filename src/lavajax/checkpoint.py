@@ -20,7 +20,7 @@ import numpy as np
 
 from lavajax import store
 from lavajax.config import MissingPartError, differences, from_json, to_json
-from lavajax.methods.base import Method
+from lavajax.methods.base import Method, expected_params
 from lavajax.store import DamagedError
 from lavajax.types import MetaParams, PointSpec, PyTree, TrainState
 
@@ -150,16 +150,6 @@ def set_aside_after(run: str | Path, step: int) -> list[Path]:
             store.remove(aside)
             found.append(folder.rename(aside))
     return found
-
-
-def expected_params(method: Method, spec: PointSpec) -> MetaParams:
-    """The meta-parameters that a method makes for such points, as shapes and dtypes."""
-
-    def example(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((2, *shape), jax.dtypes.canonicalize_dtype(dtype))
-
-    x, y = example(spec.x_shape, spec.x_dtype), example(spec.y_shape, spec.y_dtype)
-    return jax.eval_shape(method.init, jax.random.key(0), x, y)
 
 
 def _newest(folder: Path, read: Callable[[Path], Any]) -> Any:

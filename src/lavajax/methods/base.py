@@ -147,6 +147,16 @@ def check_apart(method: NetworkMethod, params: MetaParams) -> None:
         )
 
 
+def expected_params(method: Method, spec: PointSpec) -> MetaParams:
+    """The meta-parameters that a method makes for such points, as shapes and dtypes."""
+
+    def example(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((2, *shape), jax.dtypes.canonicalize_dtype(dtype))
+
+    x, y = example(spec.x_shape, spec.x_dtype), example(spec.y_shape, spec.y_dtype)
+    return jax.eval_shape(method.init, jax.random.key(0), x, y)
+
+
 def require_key(method: Method, key: Array | None) -> Array:
     """The key, for a stochastic method that has no deterministic answer.
 

@@ -36,6 +36,9 @@ class Method(Protocol):
     Every method is hashable and comparable, since it rides in ``MetaParams`` as static metadata.
     """
 
+    def __hash__(self) -> int:
+        """Of the hyperparameters."""
+
     @property
     def point_loss(self) -> Loss:
         """The loss of one point, of support and query alike."""

@@ -27,6 +27,7 @@ METHODS: dict[str, Any] = {
     "anil": lavajax.Anil(),
     "maml": lavajax.Maml(),
     "cavia": lavajax.Cavia(),
+    "ridge": lavajax.Ridge(),
 }
 SUBSPACES: dict[str, Any] = {
     "head": lavajax.Head(),

@@ -39,10 +39,13 @@ REGRESSION = {
     "maml, first order": lavajax.Maml(model=RELU, first_order=True),
     "anil": lavajax.Anil(model=RELU, inner_steps=3),
     "cavia": lavajax.Cavia(model=RELU, subspace=CONTEXT),
+    "ridge": lavajax.Ridge(model=RELU),
+    "ridge, towards zero": lavajax.Ridge(model=RELU, centre=False),
 }
 CLASSIFICATION = {
     "lava head, labels": lavajax.Lava(model=RELU, point_loss=lavajax.CrossEntropy(3)),
     "anil, labels": lavajax.Anil(model=RELU, point_loss=lavajax.CrossEntropy(3)),
+    "ridge, labels": lavajax.Ridge(model=RELU, point_loss=lavajax.CrossEntropy(3)),
 }
 METHODS = REGRESSION | CLASSIFICATION
 # Those whose predictions have error bars, and those that carry what they do not differentiate.

@@ -45,6 +45,9 @@ SETTINGS = {
     "maml": lj.Maml(SMOOTH, inner_steps=2),
     "anil": lj.Anil(SMOOTH, inner_steps=2),
     "cavia": lj.Cavia(SMOOTH, subspace=CONTEXT, inner_steps=2),
+    "ridge": lj.Ridge(SMOOTH),
+    "ridge-zero-primal": lj.Ridge(SMOOTH, centre=False, solver="primal"),
+    "ridge-classes": lj.Ridge(SMOOTH, CLASSES),
     "maml-classes": lj.Maml(SMOOTH, CLASSES),
 }
 

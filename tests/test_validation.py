@@ -19,6 +19,19 @@ class Net(nnx.Module):
     """Something that is not a constructor."""
 
 
+class Hinge:
+    """A loss that is neither squared error nor cross-entropy."""
+
+    def value(self, outputs, y):
+        return 0.0
+
+    def factor(self, outputs):
+        return 0.0
+
+    def constant_curvature(self, k):
+        return None
+
+
 REFUSED = [
     (
         lambda: lavajax.Lava(inner_steps=0),
@@ -87,6 +100,11 @@ REFUSED = [
     (
         lambda: lavajax.Cavia(subspace=lavajax.Head()),
         r"Cavia\.subspace must be a Context, got Head\(\); .* Anil",
+    ),
+    (lambda: lavajax.Ridge(ridge=0), r"Ridge\.ridge must be a finite number above 0, got 0"),
+    (
+        lambda: lavajax.Ridge(point_loss=Hinge()),
+        r"Ridge\.point_loss must be SquaredError\(\) or CrossEntropy\(classes\)",
     ),
     (lambda: lavajax.Context(size=0), r"Context\.size must be an integer of at least 1, got 0"),
     (lambda: lavajax.Context(start="one"), r"Context\.start must be one of"),
@@ -171,6 +189,7 @@ EXAMPLES = {
     "Maml": lavajax.Maml(inner_rate=0.1 + 0.2, first_order=True),
     "Anil": lavajax.Anil(point_loss=lavajax.CrossEntropy(7)),
     "Cavia": lavajax.Cavia(inner_steps=4),
+    "Ridge": lavajax.Ridge(ridge=0.2, centre=False, solver="dual"),
     "MLP": lavajax.MLP(hidden=(3,), feature_dim=2),
     "Head": lavajax.Head(),
     "Context": lavajax.Context(9, "zeros_learned"),

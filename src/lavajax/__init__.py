@@ -19,6 +19,7 @@ from lavajax.methods.lava import Lava as Lava
 from lavajax.methods.lava import LavaDiagnostics as LavaDiagnostics
 from lavajax.methods.lava import lava_converged as lava_converged
 from lavajax.methods.maml import Maml as Maml
+from lavajax.methods.ridge import Ridge as Ridge
 from lavajax.models.base import Model as Model
 from lavajax.models.flax import NNX as NNX
 from lavajax.models.flax import Linen as Linen

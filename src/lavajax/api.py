@@ -73,7 +73,7 @@ def check_params(params: Any) -> None:
     if not isinstance(params, MetaParams):
         hint = "; give its .params" if hasattr(params, "params") else ""
         raise ValueError(f"params must be MetaParams, got {type(params).__name__}{hint}")
-    head = params.learned.get("head")
+    head = params.learned.get("head", params.fixed.get("head"))
     if head is not None and jnp.ndim(head) == 3:
         raise ValueError(
             f"params must be those of one seed, got {head.shape[0]} seeds: pick one with "

@@ -15,6 +15,7 @@ from lavajax.methods.anil import Anil
 from lavajax.methods.cavia import Cavia
 from lavajax.methods.lava import Lava
 from lavajax.methods.maml import Maml
+from lavajax.methods.ridge import Ridge
 from lavajax.models.mlp import MLP
 from lavajax.subspace import Context, Full, Head
 from lavajax.tasks.air_quality import AirQuality
@@ -24,6 +25,7 @@ CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Lava, Maml, Anil, Cavia),
+        *(Ridge,),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

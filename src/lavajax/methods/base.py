@@ -165,6 +165,19 @@ def inner_rate(method: RateMethod, params: MetaParams) -> Array | float:
     return params.learned["inner_rate"] if method.learn_inner_rate else method.inner_rate
 
 
+def regulariser(
+    params: MetaParams, name: str, fixed: float, floor: float, scale: Array
+) -> Array | float:
+    """The learned leaf ``name``, a logarithm, as a regulariser above a floor; else ``fixed``.
+
+    A learned regulariser of a linear system shrinks until float32 cannot solve the system, and
+    training ends in NaN, unless it stands above a floor relative to the system's ``scale``.
+    """
+    if name not in params.learned:
+        return fixed
+    return jnp.exp(params.learned[name]) + floor * scale
+
+
 def prior_of(method: NetworkMethod, params: MetaParams) -> Adapted:
     """The outcome without any support: the prior block, in float32 or better."""
     return Adapted(precision.lift(method.subspace.block(net_of(params))))

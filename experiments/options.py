@@ -28,6 +28,7 @@ METHODS: dict[str, Any] = {
     "maml": lavajax.Maml(),
     "cavia": lavajax.Cavia(),
     "ridge": lavajax.Ridge(),
+    "alpaca": lavajax.Alpaca(),
 }
 SUBSPACES: dict[str, Any] = {
     "head": lavajax.Head(),

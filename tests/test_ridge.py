@@ -145,10 +145,10 @@ def test_a_vanishing_strength_leaves_float32_solvable():
     assert not np.isfinite(gradient(bare)[0]) or gradient(bare)[0] > 100 * gradient(params)[0]
 
 
-@pytest.mark.parametrize("settings", [{}, {"centre": False}, {"learn_ridge": False}])
-def test_training_lowers_the_loss(settings):
-    tasks = lj.Sine(shots=10, queries=10)
-    trained = lj.train(lj.Ridge(RELU, **settings), tasks, steps=60, meta_batch=5)
-    score = lj.evaluate(trained.params, tasks, num_tasks=200).mean
-    start = lj.train(lj.Ridge(RELU, **settings), tasks, steps=1, meta_batch=5)
-    assert score < 0.7 * lj.evaluate(start.params, tasks, num_tasks=200).mean
+@pytest.mark.parametrize("settings", [{}, {"centre": False}])
+def test_training_lowers_the_error(settings):
+    tasks, method = lj.Sine(shots=10, queries=10), lj.Ridge(RELU, **settings)
+    start = make_params(method, tasks.sample(jax.random.key(0)).support)
+    trained = lj.train(method, tasks, steps=60, meta_batch=5)
+    first, last = (lj.evaluate(p, tasks, num_tasks=200).mean for p in (start, trained.params))
+    assert last < 0.7 * first

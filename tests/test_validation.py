@@ -106,6 +106,14 @@ REFUSED = [
         lambda: lavajax.Ridge(point_loss=Hinge()),
         r"Ridge\.point_loss must be SquaredError\(\) or CrossEntropy\(classes\)",
     ),
+    (
+        lambda: lavajax.Alpaca(learn_noise=True, outer="mse"),
+        r"Alpaca\.learn_noise=True needs outer='nll'",
+    ),
+    (
+        lambda: lavajax.Alpaca(point_loss=lavajax.CrossEntropy(3)),
+        r"Alpaca\.point_loss must be SquaredError\(\): Alpaca predicts a normal density",
+    ),
     (lambda: lavajax.Context(size=0), r"Context\.size must be an integer of at least 1, got 0"),
     (lambda: lavajax.Context(start="one"), r"Context\.start must be one of"),
     (
@@ -189,6 +197,7 @@ EXAMPLES = {
     "Maml": lavajax.Maml(inner_rate=0.1 + 0.2, first_order=True),
     "Anil": lavajax.Anil(point_loss=lavajax.CrossEntropy(7)),
     "Cavia": lavajax.Cavia(inner_steps=4),
+    "Alpaca": lavajax.Alpaca(noise=0.5, learn_noise=True),
     "Ridge": lavajax.Ridge(ridge=0.2, centre=False, solver="dual"),
     "MLP": lavajax.MLP(hidden=(3,), feature_dim=2),
     "Head": lavajax.Head(),

@@ -12,6 +12,7 @@ from lavajax.evaluate import score as score
 from lavajax.losses import CrossEntropy as CrossEntropy
 from lavajax.losses import Loss as Loss
 from lavajax.losses import SquaredError as SquaredError
+from lavajax.methods.alpaca import Alpaca as Alpaca
 from lavajax.methods.anil import Anil as Anil
 from lavajax.methods.base import Method as Method
 from lavajax.methods.cavia import Cavia as Cavia

@@ -11,6 +11,7 @@ import difflib
 from typing import Any
 
 from lavajax.losses import CrossEntropy, SquaredError
+from lavajax.methods.alpaca import Alpaca
 from lavajax.methods.anil import Anil
 from lavajax.methods.cavia import Cavia
 from lavajax.methods.lava import Lava
@@ -25,7 +26,7 @@ CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Lava, Maml, Anil, Cavia),
-        *(Ridge,),
+        *(Ridge, Alpaca),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

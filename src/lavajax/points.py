@@ -54,14 +54,24 @@ def varying_zero(points: Points) -> Array:
 def mean_loss(loss: Loss, outputs: Array, points: Points) -> Array:
     """The loss averaged over real points, for outputs ``[N, k]``; 0 when there are none."""
     targets = loss.cast(points.y, outputs.dtype)
-    return _mean(jax.vmap(loss.value)(outputs, targets), points)
+    return mean(jax.vmap(loss.value)(outputs, targets), points)
 
 
-def mean_metric(loss: Loss, mean: Array, points: Points) -> Array:
+def mean_metric(loss: Loss, predicted: Array, points: Points) -> Array:
     """The reported metric averaged over real points, for predicted means ``[N, k]``."""
-    targets = loss.cast(points.y, mean.dtype)
-    return _mean(jax.vmap(loss.metric)(mean, targets), points)
+    targets = loss.cast(points.y, predicted.dtype)
+    return mean(jax.vmap(loss.metric)(predicted, targets), points)
 
 
-def _mean(values: Array, points: Points) -> Array:
-    return jnp.sum(values * weights(points, values.dtype)) / count(points, values.dtype)
+def mean(values: Array, points: Points) -> Array:
+    """Values ``[N, ...]`` averaged over real points, ``[...]``; 0 when there are none."""
+    weight = weights(points, values.dtype).reshape((-1,) + (1,) * (values.ndim - 1))
+    return jnp.sum(values * weight, axis=0) / count(points, values.dtype)
+
+
+def join(first: Points, second: Points) -> Points:
+    """The points of both, ``[N + M]``."""
+    mask = None
+    if first.mask is not None or second.mask is not None:
+        mask = jnp.concatenate([weights(first), weights(second)]) > 0
+    return Points(jnp.concatenate([first.x, second.x]), jnp.concatenate([first.y, second.y]), mask)

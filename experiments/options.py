@@ -29,6 +29,7 @@ METHODS: dict[str, Any] = {
     "cavia": lavajax.Cavia(),
     "ridge": lavajax.Ridge(),
     "alpaca": lavajax.Alpaca(),
+    "dkt": lavajax.Dkt(),
 }
 SUBSPACES: dict[str, Any] = {
     "head": lavajax.Head(),

@@ -24,6 +24,8 @@ from helpers import (
 from lavajax.outer import BatchExpectation
 from lavajax.types import TrainState
 
+# A stationary kernel does not see the bias of a last linear layer.
+CURVED = lavajax.MLP(hidden=(8, 8), linear_features=False)
 CONTEXT, FULL = lavajax.Context(3), lavajax.Full()
 REGRESSION = {
     "lava head": lavajax.Lava(model=RELU),
@@ -39,6 +41,9 @@ REGRESSION = {
     "anil": lavajax.Anil(model=RELU, inner_steps=3),
     "cavia": lavajax.Cavia(model=RELU, subspace=CONTEXT),
     "ridge": lavajax.Ridge(model=RELU),
+    "dkt": lavajax.Dkt(model=CURVED),
+    "dkt, linear": lavajax.Dkt(model=RELU, kernel="linear", objective="predictive"),
+    "dkt, spectral": lavajax.Dkt(model=CURVED, kernel="spectral_mixture", mixtures=2),
     "alpaca": lavajax.Alpaca(model=RELU),
     "alpaca, noise": lavajax.Alpaca(model=RELU, noise=0.5, learn_noise=True, solver="primal"),
     "alpaca, mse": lavajax.Alpaca(model=RELU, outer="mse"),
@@ -53,11 +58,14 @@ METHODS = REGRESSION | CLASSIFICATION
 # Those whose predictions have error bars, and those that carry what they do not differentiate.
 PROBABILISTIC: set[str] = {
     *("alpaca", "alpaca, noise", "alpaca, mse"),
+    *("dkt", "dkt, linear", "dkt, spectral"),
 }
 CHANGES_FIXED: set[str] = set()
 # Those whose block holds the points themselves, in their number and order: of these it is the
 # prediction that must not depend on either.
-KEEPS_POINTS: set[str] = set()
+KEEPS_POINTS: set[str] = {
+    *("dkt", "dkt, linear", "dkt, spectral"),
+}
 every_method = pytest.mark.parametrize("name", METHODS)
 
 

@@ -10,6 +10,8 @@ import lavajax as lj
 from helpers import make_labels, make_params, make_points
 
 SMOOTH = lj.MLP(hidden=(4,), activation="tanh")  # no kinks
+# A stationary kernel does not see the bias of a last linear layer.
+CURVED = lj.MLP(hidden=(4,), activation="tanh", linear_features=False)
 HEAD, CONTEXT, FULL = lj.Head(), lj.Context(2), lj.Full()
 CLASSES = lj.CrossEntropy(3)
 
@@ -46,6 +48,9 @@ SETTINGS = {
     "anil": lj.Anil(SMOOTH, inner_steps=2),
     "cavia": lj.Cavia(SMOOTH, subspace=CONTEXT, inner_steps=2),
     "ridge": lj.Ridge(SMOOTH),
+    "dkt-linear": lj.Dkt(SMOOTH, kernel="linear"),
+    "dkt-rbf": lj.Dkt(CURVED, noise=0.5, objective="predictive"),
+    "dkt-spectral": lj.Dkt(CURVED, kernel="spectral_mixture", noise=0.5),
     "alpaca": lj.Alpaca(SMOOTH, noise=0.5, learn_noise=True),
     "alpaca-primal": lj.Alpaca(SMOOTH, noise=0.5, solver="primal"),
     "alpaca-mse": lj.Alpaca(SMOOTH, outer="mse"),

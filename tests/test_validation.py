@@ -114,6 +114,12 @@ REFUSED = [
         lambda: lavajax.Alpaca(point_loss=lavajax.CrossEntropy(3)),
         r"Alpaca\.point_loss must be SquaredError\(\): Alpaca predicts a normal density",
     ),
+    (lambda: lavajax.Dkt(noise=0.01), r"Dkt\.noise must start above its floor, got .* = 0\.0001"),
+    (lambda: lavajax.Dkt(kernel="matern"), r"Dkt\.kernel must be one of 'linear', 'rbf'"),
+    (
+        lambda: lavajax.Dkt(point_loss=lavajax.CrossEntropy(3)),
+        r"Dkt\.point_loss must be SquaredError\(\): Dkt predicts a normal density",
+    ),
     (lambda: lavajax.Context(size=0), r"Context\.size must be an integer of at least 1, got 0"),
     (lambda: lavajax.Context(start="one"), r"Context\.start must be one of"),
     (
@@ -198,6 +204,7 @@ EXAMPLES = {
     "Anil": lavajax.Anil(point_loss=lavajax.CrossEntropy(7)),
     "Cavia": lavajax.Cavia(inner_steps=4),
     "Alpaca": lavajax.Alpaca(noise=0.5, learn_noise=True),
+    "Dkt": lavajax.Dkt(kernel="spectral_mixture", mixtures=3, objective="predictive"),
     "Ridge": lavajax.Ridge(ridge=0.2, centre=False, solver="dual"),
     "MLP": lavajax.MLP(hidden=(3,), feature_dim=2),
     "Head": lavajax.Head(),

@@ -73,12 +73,13 @@ def check_params(params: Any) -> None:
     if not isinstance(params, MetaParams):
         hint = "; give its .params" if hasattr(params, "params") else ""
         raise ValueError(f"params must be MetaParams, got {type(params).__name__}{hint}")
-    head = params.learned.get("head", params.fixed.get("head"))
-    if head is not None and jnp.ndim(head) == 3:
-        raise ValueError(
-            f"params must be those of one seed, got {head.shape[0]} seeds: pick one with "
-            "trained.seed(i), or vmap over the first axis"
-        )
+    for name, ndim in (("head", 2), ("mean", 1)):
+        leaf = params.learned.get(name, params.fixed.get(name))
+        if leaf is not None and jnp.ndim(leaf) == ndim + 1:
+            raise ValueError(
+                f"params must be those of one seed, got {leaf.shape[0]} seeds: pick one with "
+                "trained.seed(i), or vmap over the first axis"
+            )
 
 
 def _check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Points:

@@ -14,6 +14,7 @@ from lavajax.losses import CrossEntropy, SquaredError
 from lavajax.methods.alpaca import Alpaca
 from lavajax.methods.anil import Anil
 from lavajax.methods.cavia import Cavia
+from lavajax.methods.dkt import Dkt
 from lavajax.methods.lava import Lava
 from lavajax.methods.maml import Maml
 from lavajax.methods.ridge import Ridge
@@ -26,7 +27,7 @@ CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Lava, Maml, Anil, Cavia),
-        *(Ridge, Alpaca),
+        *(Ridge, Alpaca, Dkt),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

@@ -6,11 +6,10 @@ import dataclasses
 import math
 from typing import ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lavajax import network, precision, validate
+from lavajax import kernels, network, precision, validate
 from lavajax.losses import Loss, SquaredError
 from lavajax.methods.base import (
     bind_support,
@@ -91,8 +90,7 @@ class Alpaca:
         params = init_network(self, key, x, y, {})
         p, k = params["head"].shape
         dtype = jnp.result_type(float)
-        root = 1 / math.sqrt(self.prior_precision)
-        diagonal = root + math.log(-math.expm1(-root))  # the inverse of softplus
+        diagonal = kernels.unconstrained(1 / math.sqrt(self.prior_precision), 0.0)
         params.learned["prior_factor"] = diagonal * jnp.eye(p, dtype=dtype)
         if self.learn_noise:
             params.learned["log_noise"] = jnp.full(k, math.log(self.noise), dtype)
@@ -149,7 +147,7 @@ class Alpaca:
     def _factor(self, params: MetaParams) -> Array:
         """C, ``[P, P]``."""
         raw = precision.lift(params["prior_factor"])
-        return jnp.tril(raw, -1) + jnp.diag(jax.nn.softplus(jnp.diagonal(raw)))
+        return jnp.tril(raw, -1) + jnp.diag(kernels.positive(jnp.diagonal(raw), 0.0))
 
     def _whiten(self, params: MetaParams, z: Array) -> Array:
         """C^T z for every row, ``[N, P]``."""

@@ -30,6 +30,7 @@ METHODS: dict[str, Any] = {
     "ridge": lavajax.Ridge(),
     "alpaca": lavajax.Alpaca(),
     "dkt": lavajax.Dkt(),
+    "imaml": lavajax.IMaml(),
 }
 SUBSPACES: dict[str, Any] = {
     "head": lavajax.Head(),
@@ -53,7 +54,7 @@ class Choice:
         task: source of tasks.
         method: meta-learning method; lava-converged is the setting of LAVA that we recommend.
         model: backbone.
-        subspace: what adapts, where the method leaves it open (lava).
+        subspace: what adapts, where the method leaves it open.
     """
 
     task: Literal[tuple(TASKS)] = "sine"  # type: ignore[valid-type]
@@ -168,13 +169,20 @@ def _method(choice: Choice) -> Any:
         method = dataclasses.replace(method, model=MODELS[choice.model])
     if choice.subspace is None:
         return method
-    if not isinstance(method, lavajax.Lava):
-        adapted = type(method.subspace).__name__.lower()
-        raise ValueError(
-            f"--subspace is a choice for lava and lava-converged: {choice.method} always adapts "
-            f"{adapted}"
-        )
-    return dataclasses.replace(method, subspace=SUBSPACES[choice.subspace])
+    if not _has_choice(method):
+        fixed = getattr(method, "subspace", None)
+        adapts = f"always adapts {type(fixed).__name__.lower()}" if fixed else "has no such part"
+        able = ", ".join(name for name, template in METHODS.items() if _has_choice(template))
+        raise ValueError(f"--subspace is a choice for {able}: {choice.method} {adapts}")
+    subspace = SUBSPACES[choice.subspace]
+    if type(method.subspace) is type(subspace):
+        return method  # with the method's own defaults for it
+    return dataclasses.replace(method, subspace=subspace)
+
+
+def _has_choice(method: Any) -> bool:
+    """Whether the method leaves open what adapts."""
+    return any(field.name == "subspace" for field in dataclasses.fields(method))
 
 
 def _options(choice: Choice, parts: dict[str, Any]) -> type:
@@ -184,8 +192,9 @@ def _options(choice: Choice, parts: dict[str, Any]) -> type:
     options.__doc__ = (
         f"Meta-train {choice.method} on {choice.task} and score it on unseen tasks.\n\n"
         "These are the options of this choice. Choose others, and ask --help again, by "
-        f"--task {{{','.join(TASKS)}}}, --method {{{','.join(METHODS)}}}, "
-        f"--model {{{','.join(MODELS)}}}; for lava also --subspace {{{','.join(SUBSPACES)}}}."
+        f"--task {{{','.join(TASKS)}}}, --method {{{','.join(METHODS)}}}"
+        + (f", --model {{{','.join(MODELS)}}}" if "model" in parts else "")
+        + (f", --subspace {{{','.join(SUBSPACES)}}}." if _has_choice(parts["method"]) else ".")
     )
     return options
 

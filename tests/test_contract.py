@@ -41,6 +41,9 @@ REGRESSION = {
     "anil": lavajax.Anil(model=RELU, inner_steps=3),
     "cavia": lavajax.Cavia(model=RELU, subspace=CONTEXT),
     "ridge": lavajax.Ridge(model=RELU),
+    "imaml head": lavajax.IMaml(model=RELU, subspace=lavajax.Head(), learn_proximal=True),
+    "imaml context": lavajax.IMaml(model=RELU, subspace=CONTEXT, inner_steps=3),
+    "imaml full": lavajax.IMaml(model=RELU, inner_steps=3, learn_proximal=True),
     "dkt": lavajax.Dkt(model=CURVED),
     "dkt, linear": lavajax.Dkt(model=RELU, kernel="linear", objective="predictive"),
     "dkt, spectral": lavajax.Dkt(model=CURVED, kernel="spectral_mixture", mixtures=2),
@@ -52,6 +55,7 @@ REGRESSION = {
 CLASSIFICATION = {
     "lava head, labels": lavajax.Lava(model=RELU, point_loss=lavajax.CrossEntropy(3)),
     "anil, labels": lavajax.Anil(model=RELU, point_loss=lavajax.CrossEntropy(3)),
+    "imaml, labels": lavajax.IMaml(model=RELU, point_loss=lavajax.CrossEntropy(3)),
     "ridge, labels": lavajax.Ridge(model=RELU, point_loss=lavajax.CrossEntropy(3)),
 }
 METHODS = REGRESSION | CLASSIFICATION

@@ -21,6 +21,18 @@ def lava(subspace=HEAD, steps=1, **settings):
     return lj.Lava(SMOOTH, subspace=subspace, inner_steps=steps, **settings)
 
 
+def imaml(subspace):
+    """The inner problem solved to rounding."""
+    return lj.IMaml(
+        SMOOTH,
+        subspace=subspace,
+        proximal=2.0,
+        learn_proximal=True,
+        inner_steps=400,
+        cg_steps=60,
+    )
+
+
 SETTINGS = {
     "head-1": lava(),
     "head-3": lava(steps=3),
@@ -48,6 +60,9 @@ SETTINGS = {
     "anil": lj.Anil(SMOOTH, inner_steps=2),
     "cavia": lj.Cavia(SMOOTH, subspace=CONTEXT, inner_steps=2),
     "ridge": lj.Ridge(SMOOTH),
+    "imaml-head": lj.IMaml(SMOOTH, subspace=HEAD, learn_proximal=True),
+    "imaml-context": imaml(CONTEXT),
+    "imaml-full": imaml(FULL),
     "dkt-linear": lj.Dkt(SMOOTH, kernel="linear"),
     "dkt-rbf": lj.Dkt(CURVED, noise=0.5, objective="predictive"),
     "dkt-spectral": lj.Dkt(CURVED, kernel="spectral_mixture", noise=0.5),

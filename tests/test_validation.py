@@ -120,6 +120,11 @@ REFUSED = [
         lambda: lavajax.Dkt(point_loss=lavajax.CrossEntropy(3)),
         r"Dkt\.point_loss must be SquaredError\(\): Dkt predicts a normal density",
     ),
+    (lambda: lavajax.IMaml(proximal=0), r"IMaml\.proximal must be a finite number above 0, got 0"),
+    (
+        lambda: lavajax.IMaml(solver="closed"),
+        r"IMaml\.solver='closed' needs subspace=Head\(\) .* got Full\(\)",
+    ),
     (lambda: lavajax.Context(size=0), r"Context\.size must be an integer of at least 1, got 0"),
     (lambda: lavajax.Context(start="one"), r"Context\.start must be one of"),
     (
@@ -205,6 +210,7 @@ EXAMPLES = {
     "Cavia": lavajax.Cavia(inner_steps=4),
     "Alpaca": lavajax.Alpaca(noise=0.5, learn_noise=True),
     "Dkt": lavajax.Dkt(kernel="spectral_mixture", mixtures=3, objective="predictive"),
+    "IMaml": lavajax.IMaml(subspace=lavajax.Context(2), solver="gradient", proximal=2.0),
     "Ridge": lavajax.Ridge(ridge=0.2, centre=False, solver="dual"),
     "MLP": lavajax.MLP(hidden=(3,), feature_dim=2),
     "Head": lavajax.Head(),

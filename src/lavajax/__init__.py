@@ -17,6 +17,8 @@ from lavajax.methods.anil import Anil as Anil
 from lavajax.methods.base import Method as Method
 from lavajax.methods.cavia import Cavia as Cavia
 from lavajax.methods.dkt import Dkt as Dkt
+from lavajax.methods.imaml import IMaml as IMaml
+from lavajax.methods.imaml import IMamlDiagnostics as IMamlDiagnostics
 from lavajax.methods.lava import Lava as Lava
 from lavajax.methods.lava import LavaDiagnostics as LavaDiagnostics
 from lavajax.methods.lava import lava_converged as lava_converged

@@ -15,6 +15,7 @@ from lavajax.methods.alpaca import Alpaca
 from lavajax.methods.anil import Anil
 from lavajax.methods.cavia import Cavia
 from lavajax.methods.dkt import Dkt
+from lavajax.methods.imaml import IMaml
 from lavajax.methods.lava import Lava
 from lavajax.methods.maml import Maml
 from lavajax.methods.ridge import Ridge
@@ -27,7 +28,7 @@ CLASSES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (
         *(Lava, Maml, Anil, Cavia),
-        *(Ridge, Alpaca, Dkt),
+        *(Ridge, Alpaca, Dkt, IMaml),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

@@ -1,7 +1,8 @@
-"""What MAML, ANIL and CAVIA share: gradient steps on the mean support loss, in some subspace."""
+"""What MAML, ANIL, CAVIA and their relatives share: gradient steps on the mean support loss."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from lavajax import points, validate
@@ -16,7 +17,8 @@ from lavajax.methods.base import (
     learned_rate,
     prior_of,
 )
-from lavajax.types import Adapted, Array, MetaParams, Points
+from lavajax.subspace import Bound
+from lavajax.types import Adapted, Array, MetaParams, Points, PyTree
 
 
 class GradientMethod(NetworkMethod, RateMethod, Protocol):
@@ -53,16 +55,21 @@ def adapt_gradient(
     if support.x.shape[0] == 0:
         return prior_of(method, params)
     support, bound = bind_support(method, params, support)
-
-    def objective(block: Array) -> Array:
-        f = bound.apply(block, bound.inputs, support.mask)
-        return points.mean_loss(method.point_loss, f, support)
-
     block = descend(
-        objective,
+        support_loss(method, support, bound),
         bound.prior,
         inner_rate(method, params),
         method.inner_steps,
         first_order=method.first_order,
     )
     return Adapted(block)
+
+
+def support_loss(method: NetworkMethod, support: Points, bound: Bound) -> Callable[[PyTree], Array]:
+    """The mean loss of a support as a function of the block, given ``bind_support``."""
+
+    def objective(block: PyTree) -> Array:
+        f = bound.apply(block, bound.inputs, support.mask)
+        return points.mean_loss(method.point_loss, f, support)
+
+    return objective

@@ -43,6 +43,10 @@ METHODS: dict[str, Any] = {
     "cnp": lavajax.Cnp(),
     "attentive-cnp": lavajax.AttentiveCnp(),
     "tnp": lavajax.Tnp(),
+    "ridge": lavajax.Ridge(),
+    "alpaca": lavajax.Alpaca(),
+    "dkt": lavajax.Dkt(),
+    "imaml": lavajax.IMaml(),
 }
 SUBSPACES: dict[str, Any] = {
     "head": lavajax.Head(),

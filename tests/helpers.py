@@ -171,6 +171,9 @@ METHODS = {
     "maml": lj.Maml(RELU),
     "anil": lj.Anil(RELU, inner_steps=2),
     "cavia": lj.Cavia(RELU, subspace=lj.Context(2), inner_rate=1.0),
+    "ridge": lj.Ridge(RELU),
+    "imaml": lj.IMaml(RELU),
+    "alpaca": lj.Alpaca(RELU),
     "anil-classes": lj.Anil(RELU, lj.CrossEntropy(3)),
     "lava-head-classes": lj.Lava(RELU, lj.CrossEntropy(3)),
 }

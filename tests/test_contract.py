@@ -24,6 +24,8 @@ from helpers import (
 from lavajax.outer import BatchExpectation
 from lavajax.types import TrainState
 
+# A stationary kernel does not see the bias of a last linear layer.
+CURVED = lavajax.MLP(hidden=(8, 8), linear_features=False)
 CONTEXT, FULL = lavajax.Context(3), lavajax.Full()
 REGRESSION = {
     "lava head": lavajax.Lava(model=RELU),
@@ -63,6 +65,17 @@ REGRESSION = {
     "tnp": lavajax.Tnp(width=8, heads=2, layers=2, feedforward=8, decoder=(8,)),
     "platipus": lavajax.Platipus(model=RELU),
     "platipus, context": lavajax.Platipus(model=RELU, subspace=CONTEXT, inner_steps=2),
+    "ridge": lavajax.Ridge(model=RELU),
+    "imaml head": lavajax.IMaml(model=RELU, subspace=lavajax.Head(), learn_proximal=True),
+    "imaml context": lavajax.IMaml(model=RELU, subspace=CONTEXT, inner_steps=3),
+    "imaml full": lavajax.IMaml(model=RELU, inner_steps=3, learn_proximal=True),
+    "dkt": lavajax.Dkt(model=CURVED),
+    "dkt, linear": lavajax.Dkt(model=RELU, kernel="linear", objective="predictive"),
+    "dkt, spectral": lavajax.Dkt(model=CURVED, kernel="spectral_mixture", mixtures=2),
+    "alpaca": lavajax.Alpaca(model=RELU),
+    "alpaca, noise": lavajax.Alpaca(model=RELU, noise=0.5, learn_noise=True, solver="primal"),
+    "alpaca, mse": lavajax.Alpaca(model=RELU, outer="mse"),
+    "ridge, towards zero": lavajax.Ridge(model=RELU, centre=False),
 }
 CLASSIFICATION = {
     "lava head, labels": lavajax.Lava(model=RELU, point_loss=lavajax.CrossEntropy(3)),
@@ -73,17 +86,21 @@ CLASSIFICATION = {
     "platipus, labels": lavajax.Platipus(
         model=RELU, point_loss=lavajax.CrossEntropy(3), subspace=lavajax.Head()
     ),
+    "imaml, labels": lavajax.IMaml(model=RELU, point_loss=lavajax.CrossEntropy(3)),
+    "ridge, labels": lavajax.Ridge(model=RELU, point_loss=lavajax.CrossEntropy(3)),
 }
 METHODS = REGRESSION | CLASSIFICATION
 # Those whose predictions have error bars, and those that carry what they do not differentiate.
 PROBABILISTIC: set[str] = {
     *("bmaml", "bmaml, context", "bmaml full", "bmaml, labels"),
     *("cnp", "attentive cnp", "tnp"),
+    *("alpaca", "alpaca, noise", "alpaca, mse"),
+    *("dkt", "dkt, linear", "dkt, spectral"),
 }
 CHANGES_FIXED: set[str] = {"vfml", "vfml head", "vfml storm"}
 # Those whose block holds the points themselves, in their number and order: of these it is the
 # prediction that must not depend on either.
-KEEPS_POINTS = {"attentive cnp", "tnp"}
+KEEPS_POINTS = {"attentive cnp", "tnp", "dkt", "dkt, linear", "dkt, spectral"}
 every_method = pytest.mark.parametrize("name", METHODS)
 
 

@@ -7,6 +7,8 @@ import lavajax as lj
 from helpers import assert_gradient_is_finite_difference, make_labels, make_points
 
 SMOOTH = lj.MLP(hidden=(4,), activation="tanh")  # no kinks
+# A stationary kernel does not see the bias of a last linear layer.
+CURVED = lj.MLP(hidden=(4,), activation="tanh", linear_features=False)
 HEAD, CONTEXT, FULL = lj.Head(), lj.Context(2), lj.Full()
 CLASSES = lj.CrossEntropy(3)
 
@@ -14,6 +16,18 @@ CLASSES = lj.CrossEntropy(3)
 def lava(subspace=HEAD, steps=1, **settings):
     settings.setdefault("learn_epsilon", True)
     return lj.Lava(SMOOTH, subspace=subspace, inner_steps=steps, **settings)
+
+
+def imaml(subspace):
+    """The inner problem solved to rounding."""
+    return lj.IMaml(
+        SMOOTH,
+        subspace=subspace,
+        proximal=2.0,
+        learn_proximal=True,
+        inner_steps=400,
+        cg_steps=60,
+    )
 
 
 SETTINGS = {
@@ -42,6 +56,18 @@ SETTINGS = {
     "maml": lj.Maml(SMOOTH, inner_steps=2),
     "anil": lj.Anil(SMOOTH, inner_steps=2),
     "cavia": lj.Cavia(SMOOTH, subspace=CONTEXT, inner_steps=2),
+    "ridge": lj.Ridge(SMOOTH),
+    "imaml-head": lj.IMaml(SMOOTH, subspace=HEAD, learn_proximal=True),
+    "imaml-context": imaml(CONTEXT),
+    "imaml-full": imaml(FULL),
+    "dkt-linear": lj.Dkt(SMOOTH, kernel="linear"),
+    "dkt-rbf": lj.Dkt(CURVED, noise=0.5, objective="predictive"),
+    "dkt-spectral": lj.Dkt(CURVED, kernel="spectral_mixture", noise=0.5),
+    "alpaca": lj.Alpaca(SMOOTH, noise=0.5, learn_noise=True),
+    "alpaca-primal": lj.Alpaca(SMOOTH, noise=0.5, solver="primal"),
+    "alpaca-mse": lj.Alpaca(SMOOTH, outer="mse"),
+    "ridge-zero-primal": lj.Ridge(SMOOTH, centre=False, solver="primal"),
+    "ridge-classes": lj.Ridge(SMOOTH, CLASSES),
     "maml-classes": lj.Maml(SMOOTH, CLASSES),
     "meta-sgd": lj.MetaSgd(SMOOTH, inner_steps=2),
     "reptile": lj.Reptile(SMOOTH, inner_steps=2),

@@ -19,6 +19,19 @@ class Net(nnx.Module):
     """Something that is not a constructor."""
 
 
+class Hinge:
+    """A loss that is neither squared error nor cross-entropy."""
+
+    def value(self, outputs, y):
+        return 0.0
+
+    def factor(self, outputs):
+        return 0.0
+
+    def constant_curvature(self, k):
+        return None
+
+
 REFUSED = [
     (
         lambda: lavajax.Lava(inner_steps=0),
@@ -123,6 +136,30 @@ REFUSED = [
         lambda: lavajax.MetaMix(mix_inner=True),
         r"MetaMix\.mix_inner=True needs variant='query_pairs', got 'support_query'",
     ),
+    (lambda: lavajax.Ridge(ridge=0), r"Ridge\.ridge must be a finite number above 0, got 0"),
+    (
+        lambda: lavajax.Ridge(point_loss=Hinge()),
+        r"Ridge\.point_loss must be SquaredError\(\) or CrossEntropy\(classes\)",
+    ),
+    (
+        lambda: lavajax.Alpaca(learn_noise=True, outer="mse"),
+        r"Alpaca\.learn_noise=True needs outer='nll'",
+    ),
+    (
+        lambda: lavajax.Alpaca(point_loss=lavajax.CrossEntropy(3)),
+        r"Alpaca\.point_loss must be SquaredError\(\): Alpaca predicts a normal density",
+    ),
+    (lambda: lavajax.Dkt(noise=0.01), r"Dkt\.noise must start above its floor, got .* = 0\.0001"),
+    (lambda: lavajax.Dkt(kernel="matern"), r"Dkt\.kernel must be one of 'linear', 'rbf'"),
+    (
+        lambda: lavajax.Dkt(point_loss=lavajax.CrossEntropy(3)),
+        r"Dkt\.point_loss must be SquaredError\(\): Dkt predicts a normal density",
+    ),
+    (lambda: lavajax.IMaml(proximal=0), r"IMaml\.proximal must be a finite number above 0, got 0"),
+    (
+        lambda: lavajax.IMaml(solver="closed"),
+        r"IMaml\.solver='closed' needs subspace=Head\(\) .* got Full\(\)",
+    ),
     (lambda: lavajax.Context(size=0), r"Context\.size must be an integer of at least 1, got 0"),
     (lambda: lavajax.Context(start="one"), r"Context\.start must be one of"),
     (
@@ -218,6 +255,10 @@ EXAMPLES = {
     "AttentiveCnp": lavajax.AttentiveCnp(width=6, heads=3, key_encoder=(2, 2)),
     "Tnp": lavajax.Tnp(layers=2, decoder=(4, 4), point_loss=lavajax.SquaredError("sum")),
     "Platipus": lavajax.Platipus(samples=3, log_std=-2.0, subspace=lavajax.Head()),
+    "Alpaca": lavajax.Alpaca(noise=0.5, learn_noise=True),
+    "Dkt": lavajax.Dkt(kernel="spectral_mixture", mixtures=3, objective="predictive"),
+    "IMaml": lavajax.IMaml(subspace=lavajax.Context(2), solver="gradient", proximal=2.0),
+    "Ridge": lavajax.Ridge(ridge=0.2, centre=False, solver="dual"),
     "MLP": lavajax.MLP(hidden=(3,), feature_dim=2),
     "Head": lavajax.Head(),
     "Context": lavajax.Context(9, "zeros_learned"),

@@ -14,13 +14,17 @@ from lavajax.evaluate import score as score
 from lavajax.losses import CrossEntropy as CrossEntropy
 from lavajax.losses import Loss as Loss
 from lavajax.losses import SquaredError as SquaredError
+from lavajax.methods.alpaca import Alpaca as Alpaca
 from lavajax.methods.anil import Anil as Anil
 from lavajax.methods.attentive_cnp import AttentiveCnp as AttentiveCnp
 from lavajax.methods.base import Method as Method
 from lavajax.methods.bmaml import Bmaml as Bmaml
 from lavajax.methods.cavia import Cavia as Cavia
 from lavajax.methods.cnp import Cnp as Cnp
+from lavajax.methods.dkt import Dkt as Dkt
 from lavajax.methods.hyper_network import HyperNetwork as HyperNetwork
+from lavajax.methods.imaml import IMaml as IMaml
+from lavajax.methods.imaml import IMamlDiagnostics as IMamlDiagnostics
 from lavajax.methods.lava import Lava as Lava
 from lavajax.methods.lava import LavaDiagnostics as LavaDiagnostics
 from lavajax.methods.lava import lava_converged as lava_converged
@@ -30,6 +34,7 @@ from lavajax.methods.meta_mix import MetaMix as MetaMix
 from lavajax.methods.meta_sgd import MetaSgd as MetaSgd
 from lavajax.methods.platipus import Platipus as Platipus
 from lavajax.methods.reptile import Reptile as Reptile
+from lavajax.methods.ridge import Ridge as Ridge
 from lavajax.methods.tnp import Tnp as Tnp
 from lavajax.methods.vfml import Vfml as Vfml
 from lavajax.methods.vr_maml import VrMaml as VrMaml

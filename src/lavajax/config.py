@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from lavajax.losses import CrossEntropy, SquaredError
+from lavajax.methods.alpaca import Alpaca
 from lavajax.methods.anil import Anil
 from lavajax.methods.attentive_cnp import AttentiveCnp
 from lavajax.methods.bmaml import Bmaml
 from lavajax.methods.cavia import Cavia
 from lavajax.methods.cnp import Cnp
+from lavajax.methods.dkt import Dkt
 from lavajax.methods.hyper_network import HyperNetwork
+from lavajax.methods.imaml import IMaml
 from lavajax.methods.lava import Lava
 from lavajax.methods.llama import Llama
 from lavajax.methods.maml import Maml
@@ -25,6 +28,7 @@ from lavajax.methods.meta_mix import MetaMix
 from lavajax.methods.meta_sgd import MetaSgd
 from lavajax.methods.platipus import Platipus
 from lavajax.methods.reptile import Reptile
+from lavajax.methods.ridge import Ridge
 from lavajax.methods.tnp import Tnp
 from lavajax.methods.vfml import Vfml
 from lavajax.methods.vr_maml import VrMaml
@@ -40,6 +44,7 @@ CLASSES: dict[str, Any] = {
         *(MetaSgd, Reptile, Llama, Vfml, VrMaml, MetaMix),
         *(Platipus, Bmaml, HyperNetwork),
         *(Cnp, AttentiveCnp, Tnp),
+        *(Ridge, Alpaca, Dkt, IMaml),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, AirQuality),

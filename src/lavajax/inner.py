@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from lavajax.types import Array, PyTree
@@ -45,3 +46,34 @@ def descend(
     if steps == 1:  # what a scan of length one would compute, without its overhead
         return step(theta, None)[0]
     return lax.scan(step, theta, length=steps)[0]
+
+
+def descend_monotone(
+    objective: Callable[[PyTree], Array], theta: PyTree, rate: float, steps: int
+) -> PyTree:
+    """Gradient steps that never raise the objective: one that would is not taken, and halves rate.
+
+    Rounding does not count as raising. For a path that nothing differentiates.
+
+    Args:
+        objective: scalar function of the block.
+        theta: where to start; any pytree.
+        rate: size of the first step.
+        steps: number of steps, taken or not; static, 1 or more.
+
+    Returns:
+        The block after the last step; ``theta`` itself where no step lowers the objective.
+    """
+    value_and_grad = jax.value_and_grad(objective)
+
+    def step(state: PyTree, _: None) -> tuple[PyTree, None]:
+        here, (value, grads), rate = state
+        there = jax.tree.map(lambda t, g: t - (rate * g).astype(t.dtype), here, grads)
+        new = value_and_grad(there)
+        lower = new[0] <= value + 10 * jnp.finfo(value.dtype).eps * jnp.abs(value)  # not for NaN
+        kept = jax.tree.map(lambda a, b: jnp.where(lower, a, b), (there, new), state[:2])
+        return (*kept, jnp.where(lower, rate, rate / 2)), None
+
+    value, grads = value_and_grad(theta)
+    start = (theta, (value, grads), rate + jnp.zeros_like(value))
+    return lax.scan(step, start, length=steps)[0][0]

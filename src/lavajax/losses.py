@@ -202,6 +202,14 @@ class CrossEntropy:
         # A factor, so that the gradient is NaN too: adaptation sees nothing else of the loss.
         return loss * jnp.where(valid, 1.0, jnp.nan)
 
+    def one_hot(self, y: Array, dtype: jnp.dtype) -> Array:
+        """Labels ``[N]`` as indicators ``[N, C]``, for methods that regress onto them.
+
+        NaN for a label out of range.
+        """
+        valid = (y >= 0) & (y < self.classes)
+        return jnp.where(valid[:, None], jax.nn.one_hot(y, self.classes, dtype=dtype), jnp.nan)
+
     def mean(self, outputs: Array) -> Array:
         """Class probabilities, ``[C]``."""
         return jax.nn.softmax(outputs)

@@ -86,7 +86,9 @@ def add_diagonal(matrix: Array, value: Array | float) -> Array:
     return matrix + value * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
 
 
-def solve_kronecker_head(z: Array, targets: Array, ridge: Array, route: Route = "auto") -> Array:
+def solve_kronecker_head(
+    z: Array, targets: Array, ridge: Array | float, route: Route = "auto"
+) -> Array:
     """(Z^T Z + ridge I_P)^-1 Z^T T: one solve for all k outputs, of size min(N, P).
 
     For a linear head under a loss of constant curvature c, H_i = c z_i z_i^T (x) I_k, so the
@@ -108,6 +110,26 @@ def solve_kronecker_head(z: Array, targets: Array, ridge: Array, route: Route = 
         return jnp.matmul(z.T, solve_positive(gram, targets), precision=_EXACT)
     gram = add_diagonal(jnp.matmul(z.T, z, precision=_EXACT), ridge)
     return solve_positive(gram, jnp.matmul(z.T, targets, precision=_EXACT))
+
+
+def posterior_variance(z: Array, at: Array, route: Route = "auto") -> Array:
+    """a^T (I + Z^T Z)^-1 a for every row a of ``at`` ``[M, P]``, given Z ``[N, P]``; ``[M]``.
+
+    A sum of squares, ||r||^2 + ||Z r||^2 with r = (I + Z^T Z)^-1 a: neither cancellation nor a
+    rounding error can make it negative. In the dual r = a - Z^T u, u = (I + Z Z^T)^-1 Z a = Z r.
+    """
+    n, p = z.shape
+    if n == 0:
+        return jnp.sum(at**2, axis=-1)
+    if route == "dual" or (route == "auto" and n < p):
+        gram = add_diagonal(jnp.matmul(z, z.T, precision=_EXACT), 1.0)
+        u = solve_positive(gram, jnp.matmul(z, at.T, precision=_EXACT))
+        r = at.T - jnp.matmul(z.T, u, precision=_EXACT)
+    else:
+        gram = add_diagonal(jnp.matmul(z.T, z, precision=_EXACT), 1.0)
+        r = solve_positive(gram, at.T)
+        u = jnp.matmul(z, r, precision=_EXACT)
+    return jnp.sum(r**2, axis=0) + jnp.sum(u**2, axis=0)
 
 
 class Curvature(Protocol):

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import optax
 
 from lavajax import network, points, precision, validate
-from lavajax.losses import Loss
+from lavajax.gaussian import negative_log_density
+from lavajax.losses import Loss, SquaredError
 from lavajax.models.base import Model
 from lavajax.outer import Expectation
 from lavajax.subspace import Bound, Subspace, bind, net_of
@@ -100,6 +101,16 @@ def check_parts(method: NetworkMethod) -> None:
     validate.part(method, "point_loss", LOSS, "SquaredError() or CrossEntropy(classes=5)")
     validate.part(method, "subspace", SUBSPACE, "Head(), Context(size=4) or Full()")
     validate.hashable(method)
+
+
+def check_gaussian(method: NetworkMethod) -> None:
+    """Requires the loss of real targets, for a method that predicts a normal density of them."""
+    if not isinstance(method.point_loss, SquaredError):
+        name = type(method).__name__
+        raise ValueError(
+            f"{name}.point_loss must be SquaredError(): {name} predicts a normal density of real "
+            f"targets, got {method.point_loss!r}; for classes take a method such as Anil"
+        )
 
 
 def init_network(
@@ -201,6 +212,19 @@ def inner_rate(method: RateMethod, params: MetaParams) -> Array | float:
     return params.learned["inner_rate"] if method.learn_inner_rate else method.inner_rate
 
 
+def regulariser(
+    params: MetaParams, name: str, fixed: float, floor: float, scale: Array
+) -> Array | float:
+    """The learned leaf ``name``, a logarithm, as a regulariser above a floor; else ``fixed``.
+
+    A learned regulariser of a linear system shrinks until float32 cannot solve the system, and
+    training ends in NaN, unless it stands above a floor relative to the system's ``scale``.
+    """
+    if name not in params.learned:
+        return fixed
+    return jnp.exp(params.learned[name]) + floor * scale
+
+
 def prior_of(method: NetworkMethod, params: MetaParams) -> Adapted:
     """The outcome without any support: the prior block, in float32 or better."""
     return Adapted(precision.lift(method.subspace.block(net_of(params))))
@@ -256,3 +280,17 @@ def loss_at(method: NetworkMethod, params: MetaParams, adapted: Adapted, at: Poi
     at = points.sanitise(at)
     f = outputs(method, params, adapted, at.x, at.mask)
     return points.mean_loss(method.point_loss, f, at)
+
+
+def density_loss(method: Method, params: MetaParams, task: Task, key: Array | None) -> Array:
+    """-log density of the query's targets, the mean over its points and outputs, in nats.
+
+    The variance is that of the observations, ``epistemic`` and ``noise`` together.
+    """
+    adapted = method.adapt(params, task.support, key=key)
+    query = points.sanitise(task.query)
+    prediction = method.predict(params, adapted, query.x, mask=query.mask)
+    variance = sum(v for v in (prediction.epistemic, prediction.noise) if v is not None)
+    y = method.point_loss.cast(query.y, prediction.mean.dtype)
+    nll = negative_log_density(prediction.mean, jnp.asarray(variance), y)
+    return points.average(jnp.mean(nll, axis=-1), query)

@@ -9,12 +9,11 @@ import jax.numpy as jnp
 
 from lavajax import points, validate
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import example_points
+from lavajax.methods.base import density_loss, example_points
 from lavajax.methods.neural_process import (
     Activation,
     check_process,
     decode,
-    density_loss,
     init_decoder,
     perceptron,
 )

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lavajax import points, precision, tangent, validate
+from lavajax import precision, tangent, validate
 from lavajax.curvature import PointLosses
 from lavajax.losses import Loss, SquaredError, constant_curvature
 from lavajax.methods.base import (
@@ -22,8 +22,10 @@ from lavajax.methods.base import (
     predict_mean,
     prior_of,
     query_loss,
+    regulariser,
     scalar,
 )
+from lavajax.methods.head import at_head
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
@@ -177,9 +179,7 @@ class Lava:
 
     def _epsilon(self, params: MetaParams, scale: Array) -> Array | float:
         """eps, above its floor relative to ``scale``, the mean curvature per output."""
-        if not self.learn_epsilon:
-            return self.epsilon
-        return jnp.exp(params.learned["log_epsilon"]) + self.epsilon_floor * scale
+        return regulariser(params, "log_epsilon", self.epsilon, self.epsilon_floor, scale)
 
     def _adapt_closed_form(self, params: MetaParams, support: Points, bound: Bound) -> Array:
         """The head under squared error.
@@ -191,15 +191,8 @@ class Lava:
 
         converged, beta_i = 1/(c s_i); at the point's own MAP, omega_i = 1.
         """
-        head, z = bound.prior, precision.lift(bound.inputs)
+        head, (z, residual, weight, n) = bound.prior, at_head(self.point_loss, support, bound)
         c = constant_curvature(self.point_loss, head.shape[1])
-        weight = points.weights(support, z.dtype)
-        n = points.count(support, z.dtype)
-        z = z * weight[:, None]
-        f = jnp.matmul(z, head, precision=lax.Precision.HIGHEST)
-        y = self.point_loss.cast(support.y, f.dtype)
-        slope = jax.vmap(jax.grad(self.point_loss.value))(f, y)
-        residual = slope / c * weight[:, None]
         cs = c * jnp.sum(z**2, axis=-1)
         epsilon = self._epsilon(params, jnp.sum(cs) / n)
         if self.inner_steps == "map":

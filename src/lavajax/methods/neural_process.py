@@ -10,12 +10,11 @@ from typing import Literal, Protocol
 import jax
 import jax.numpy as jnp
 
-from lavajax import points, precision, validate
-from lavajax.gaussian import negative_log_density
+from lavajax import precision, validate
 from lavajax.losses import SquaredError
 from lavajax.methods.base import LOSS, Method
 from lavajax.models.mlp import MLP
-from lavajax.types import Adapted, Array, MetaParams, Prediction, PyTree, Task
+from lavajax.types import Array, MetaParams, Prediction, PyTree
 
 Activation = Literal["relu", "tanh", "gelu", "silu"]
 
@@ -84,14 +83,3 @@ def decode(method: NeuralProcess, params: MetaParams, code: Array) -> Prediction
     mean, raw = jnp.split(raw, 2, axis=-1)
     sigma = method.sigma_min + (1 - method.sigma_min) * jax.nn.softplus(raw)
     return Prediction(mean, noise=sigma**2)
-
-
-def density_loss(method: NeuralProcess, params: MetaParams, task: Task, key: Array | None) -> Array:
-    """-log density of the query's targets, the mean over its points and outputs, in nats."""
-    adapted: Adapted = method.adapt(params, task.support, key=key)
-    query = points.sanitise(task.query)
-    prediction = method.predict(params, adapted, query.x, mask=query.mask)
-    assert prediction.noise is not None
-    y = method.point_loss.cast(query.y, prediction.mean.dtype)
-    nll = negative_log_density(prediction.mean, prediction.noise, y)
-    return points.average(jnp.mean(nll, axis=-1), query)

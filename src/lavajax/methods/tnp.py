@@ -11,13 +11,12 @@ from jax import lax
 from lavajax import points, validate
 from lavajax.attention import attend_multi_head, init_attention, project
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import example_points
+from lavajax.methods.base import density_loss, example_points
 from lavajax.methods.neural_process import (
     Activation,
     check_heads,
     check_process,
     decode,
-    density_loss,
     init_decoder,
     perceptron,
 )

@@ -1,0 +1,154 @@
+"""ALPaCA: Bayesian linear regression in the last layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar, Literal
+
+import jax.numpy as jnp
+from jax import lax
+
+from lavajax import kernels, network, precision, validate
+from lavajax.losses import Loss, SquaredError
+from lavajax.methods.base import (
+    bind_support,
+    check_gaussian,
+    check_parts,
+    density_loss,
+    init_network,
+    prior_of,
+    query_loss,
+)
+from lavajax.methods.head import at_head
+from lavajax.models.base import Model
+from lavajax.models.mlp import MLP
+from lavajax.outer import gradient_step, no_memory
+from lavajax.subspace import Head, net_of
+from lavajax.types import Adapted, Array, MetaParams, Points, Prediction, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Alpaca:
+    r"""Bayesian regression on learned features (Harrison, Sharma and Pavone 2018, algorithm 1).
+
+    The model of a task is y = K^T z + e, with e ~ N(0, diag sigma^2) and for each output o
+    K_o ~ N(K0_o, sigma_o^2 Lambda0^-1). With features Z ``[N, P]`` and targets Y ``[N, k]``,
+
+        Lambda = Z^T Z + Lambda0,   K = Lambda^-1 (Z^T Y + Lambda0 K0),
+
+    and y at z is normal with mean K^T z and variances sigma_o^2 (1 + z^T Lambda^-1 z). K0, the
+    leaf ``head``, and Lambda0 are learned, the latter by a factor of its inverse: Lambda0^-1 = C
+    C^T with C lower triangular of positive diagonal, the softplus of that of the leaf
+    ``prior_factor`` ``[P, P]``.
+
+    The solves are done for the features C^T z, for which the prior precision is the identity: in
+    float32 that keeps the digits that Lambda loses where the prior is much wider than the noise.
+
+    Attributes:
+        model: backbone.
+        point_loss: ``SquaredError``: the loss of ``outer="mse"``, and the reported metric.
+        noise: sigma, the standard deviation of the noise in units of the targets, or where it
+            starts.
+        learn_noise: learn log sigma ``[k]`` in the outer loop.
+        prior_precision: Lambda0 starts at this times I.
+        outer: what the outer loop minimises: ``"nll"``, the negative log density of the query, the
+            mean over its points and outputs, in nats; or ``"mse"``, the loss of the mean alone.
+        solver: ``"primal"`` or ``"dual"`` form of the linear system, or ``"auto"``, the smaller.
+    """
+
+    subspace: ClassVar[Head] = Head()
+
+    model: Model = MLP()
+    point_loss: Loss = SquaredError()
+    noise: float = 0.02
+    learn_noise: bool = False
+    prior_precision: float = 1.0
+    outer: Literal["nll", "mse"] = "nll"
+    solver: Literal["auto", "primal", "dual"] = "auto"
+
+    def __post_init__(self) -> None:
+        validate.number(self, "noise", minimum=0.0, strict=True)
+        validate.flag(self, "learn_noise")
+        validate.number(self, "prior_precision", minimum=0.0, strict=True)
+        validate.choice(self, "outer", ("nll", "mse"))
+        validate.choice(self, "solver", ("auto", "primal", "dual"))
+        check_parts(self)
+        check_gaussian(self)
+        if self.learn_noise and self.outer == "mse":
+            raise ValueError(
+                "Alpaca.learn_noise=True needs outer='nll': the mean does not depend on the noise, "
+                "and with outer='mse' there is nothing to learn"
+            )
+
+    def init(self, key: Array, x: Array, y: Array) -> MetaParams:
+        """The network, C before its softplus, and log sigma where it is learned.
+
+        Raises:
+            ValueError: the points do not fit the model or the loss.
+        """
+        params = init_network(self, key, x, y, {})
+        p, k = params["head"].shape
+        dtype = jnp.result_type(float)
+        diagonal = kernels.unconstrained(1 / math.sqrt(self.prior_precision), 0.0)
+        params.learned["prior_factor"] = diagonal * jnp.eye(p, dtype=dtype)
+        if self.learn_noise:
+            params.learned["log_noise"] = jnp.full(k, math.log(self.noise), dtype)
+        return params
+
+    def adapt(self, params: MetaParams, support: Points, *, key: Array | None = None) -> Adapted:
+        """The posterior of one task.
+
+        Returns:
+            ``block``: K, ``[P, k]``. ``posterior``: the features C^T z of the support,
+            ``[N, P]``; 0 for padding.
+        """
+        del key  # deterministic
+        if support.x.shape[0] == 0:
+            prior = prior_of(self, params).block
+            return Adapted(prior, jnp.zeros((0, prior.shape[0]), prior.dtype))
+        support, bound = bind_support(self, params, support)
+        at = at_head(self.point_loss, support, bound)
+        z = self._whiten(params, at.z)
+        # Noise raised by rounding alone, so that the system can always be factored.
+        rounding = 10 * jnp.finfo(z.dtype).eps * jnp.sum(z**2) / at.n
+        shrink = lax.rsqrt(1 + rounding)
+        z = z * shrink
+        move = precision.solve_kronecker_head(z, at.residual * shrink, 1.0, self.solver)
+        move = jnp.matmul(self._factor(params), move, precision=lax.Precision.HIGHEST)
+        return Adapted(bound.prior - move, z)
+
+    def predict(
+        self, params: MetaParams, adapted: Adapted, x: Array, *, mask: Array | None = None
+    ) -> Prediction:
+        """The predictive density at x ``[M, ...]``; see ``Method``."""
+        fixed = params.fixed["backbone"]
+        z = precision.lift(network.features(self.model, net_of(params), fixed, x, mask))
+        variance = precision.posterior_variance(
+            adapted.posterior, self._whiten(params, z), self.solver
+        )
+        noise = self.noise_variance(params)
+        mean = z @ adapted.block
+        return Prediction(mean, variance[:, None] * noise, jnp.broadcast_to(noise, mean.shape))
+
+    def loss(self, params: MetaParams, task: Task, key: Array | None) -> Array:
+        """The outer loss of one task; see ``outer``."""
+        return (density_loss if self.outer == "nll" else query_loss)(self, params, task, key)
+
+    memory = no_memory
+    step = gradient_step
+
+    def noise_variance(self, params: MetaParams) -> Array:
+        """sigma^2 of every output, ``[k]``."""
+        if self.learn_noise:
+            return precision.lift(jnp.exp(2 * params["log_noise"]))
+        return jnp.full(params["head"].shape[1], self.noise**2, jnp.result_type(float))
+
+    def _factor(self, params: MetaParams) -> Array:
+        """C, ``[P, P]``."""
+        raw = precision.lift(params["prior_factor"])
+        return jnp.tril(raw, -1) + jnp.diag(kernels.positive(jnp.diagonal(raw), 0.0))
+
+    def _whiten(self, params: MetaParams, z: Array) -> Array:
+        """C^T z for every row, ``[N, P]``."""
+        return jnp.matmul(z, self._factor(params), precision=lax.Precision.HIGHEST)

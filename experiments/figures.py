@@ -22,7 +22,10 @@ YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#777777"
 
 # A method has the same colour everywhere.
-COLOURS = {"lava": VERMILION, "anil": BLUE, "cavia": GREEN, "maml": ORANGE}
+COLOURS = {
+    **{"lava": VERMILION, "anil": BLUE, "cavia": GREEN, "maml": ORANGE, "ridge": PURPLE},
+    **{"vfml": SKY, "llama": YELLOW, "metamix": GREY, "vr-maml": BLACK},
+}
 
 STYLE = {
     "font.size": 9,
@@ -36,6 +39,19 @@ STYLE = {
     "lines.linewidth": 1.6,
     "savefig.dpi": 150,
 }
+
+
+def line(name: str) -> dict[str, Any]:
+    """Colour and dashes of a method by its name in a table, such as ``LAVA, context``.
+
+    Settings of one method share its colour and differ in dashes; so do methods without a colour of
+    their own, which are grey.
+    """
+    family = name.split(",", maxsplit=1)[0].split(maxsplit=1)[0].lower()
+    dashes = ["-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2))]
+    index = sum(map(ord, name)) if family not in COLOURS else name.count(",") + len(name)
+    own = {"lava": 2.0}.get(family, 1.2)
+    return {"color": COLOURS.get(family, GREY), "ls": dashes[index % len(dashes)], "lw": own}
 
 
 def pyplot() -> Any:

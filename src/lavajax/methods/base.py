@@ -103,7 +103,7 @@ def check_parts(method: NetworkMethod) -> None:
     validate.hashable(method)
 
 
-def check_gaussian(method: NetworkMethod) -> None:
+def check_gaussian(method: Method) -> None:
     """Requires the loss of real targets, for a method that predicts a normal density of them."""
     if not isinstance(method.point_loss, SquaredError):
         name = type(method).__name__

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from lavajax import precision, validate
-from lavajax.losses import SquaredError
-from lavajax.methods.base import LOSS, Method
+from lavajax.methods.base import LOSS, Method, check_gaussian
 from lavajax.models.mlp import MLP
 from lavajax.types import Array, MetaParams, Prediction, PyTree
 
@@ -39,11 +38,7 @@ def check_process(method: NeuralProcess) -> None:
     """Validates what all neural processes have; part of their ``__post_init__``."""
     name = type(method).__name__
     validate.part(method, "point_loss", LOSS, "SquaredError()")
-    if not isinstance(method.point_loss, SquaredError):
-        raise ValueError(
-            f"{name}.point_loss must be SquaredError(): {name} predicts a normal density of real "
-            f"targets, got {method.point_loss!r}; for classes take a method such as Anil"
-        )
+    check_gaussian(method)
     validate.integers(method, "decoder", minimum=1)
     validate.number(method, "sigma_min", minimum=0.0, strict=True)
     if method.sigma_min >= 1:

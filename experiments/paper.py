@@ -1,0 +1,68 @@
+"""The tables and figures of the paper, and ours beside them.
+
+    python experiments/paper.py sine [--extended] [--quick] [--rows NAME ...] [--shots N ...]
+
+Results go cell by cell into small files under ``results/``, from which ``RESULTS.md`` and the
+figures are made anew each time; trained parameters stay outside the repository, under
+``runs/paper``. What is there is not computed again: stop it anywhere, and start it again. Several
+processes may share the work by ``--rows`` and ``--shots``; ``--render`` only draws.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import sine_table
+from cells import Cells
+from comparison import compute
+from protocols import EXTENDED_ROWS, HEADLINE, PAPER_ROWS, QUICK, Row
+
+ROOT = Path(__file__).resolve().parents[1]
+ITEMS = {"sine": sine_table}
+
+
+def main() -> int:
+    """Computes what is missing, and renders what is there."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("item", choices=ITEMS, help="table or figure")
+    parser.add_argument("--extended", action="store_true", help="methods beyond the paper's too")
+    parser.add_argument("--quick", action="store_true", help="3 methods at N = 2, hardly trained")
+    parser.add_argument("--render", action="store_true", help="compute nothing")
+    parser.add_argument("--rows", nargs="+", help="only these methods")
+    parser.add_argument("--shots", type=int, nargs="+", help="only these N")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="of the cells")
+    parser.add_argument("--work", type=Path, default=Path("runs/paper"), help="of everything else")
+    args = parser.parse_args()
+    item = ITEMS[args.item]
+    protocol = QUICK if args.quick else HEADLINE
+    rows = PAPER_ROWS + EXTENDED_ROWS
+    chosen: tuple[Row, ...] = rows if args.extended else PAPER_ROWS
+    shots = args.shots or list(item.SHOTS)
+    if args.quick:
+        chosen, shots = item.QUICK_ROWS, args.shots or [2]
+    if args.rows:
+        names = {row.name for row in rows}
+        if unknown := set(args.rows) - names:
+            print(f"error: --rows must be of {', '.join(sorted(names))}; got {unknown}")
+            return 2
+        chosen = tuple(row for row in rows if row.name in args.rows)
+    cells = Cells(args.results / args.item)
+    pieces = Cells(args.work / args.item / "pieces")
+    jobs = [item.job(row, n, protocol) for n in shots for row in chosen]
+    for index, job in enumerate(jobs):
+        if args.render or cells.get(job.name, job.key) is not None:
+            continue
+        begun = time.monotonic()
+        print(f"{index + 1}/{len(jobs)}  {job.name}", end=" ", flush=True)
+        compute(job, cells, pieces, args.work / args.item / "models")
+        print(f"{time.monotonic() - begun:.0f} s", flush=True)
+    sections = [item.render(cells, protocol, args.results)]
+    (args.results.parent / "RESULTS.md").write_text("\n\n".join(["# Results", *sections]) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

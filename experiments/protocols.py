@@ -1,0 +1,126 @@
+"""How methods are compared: the protocols, and the methods with what is chosen for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import lavajax
+
+HEAD, CONTEXT, FULL = lavajax.Head(), lavajax.Context(size=4), lavajax.Full()
+
+
+@dataclasses.dataclass(frozen=True)
+class Protocol:
+    """One setting of training and scoring for all methods of a table.
+
+    The optimiser is Adam with a warm-up of 1,000 steps, a cosine to 0 and clipping at norm 10,
+    ``lavajax.outer_optimizer``. Inner steps and the outer rate are chosen for each method and
+    column on validation tasks, by a shorter run of one seed; the final parameters of every seed are
+    scored, with no selection on test tasks.
+
+    Attributes:
+        name: of the protocol.
+        steps: outer steps.
+        search_steps: outer steps of the runs that inner steps and outer rate are chosen by.
+        rates: outer rates to choose from.
+        inner_steps: to choose from, where a head or a context adapts.
+        inner_steps_full: to choose from where all weights adapt, which costs several times more.
+        seeds: trained for each cell.
+        meta_batch: tasks in an outer step.
+        validation_tasks: to choose on.
+        test_tasks: unseen tasks to score on.
+    """
+
+    name: str = "headline"
+    steps: int = 20_000
+    search_steps: int = 5_000
+    rates: tuple[float, ...] = (1e-3, 5e-3)
+    inner_steps: tuple[int, ...] = (1, 2, 3, 5, 8)
+    inner_steps_full: tuple[int, ...] = (1, 2, 3)
+    seeds: int = 5
+    meta_batch: int = 10
+    validation_tasks: int = 2_000
+    test_tasks: int = 10_000
+
+
+HEADLINE = Protocol()
+QUICK = Protocol("quick", 20, 10, (5e-3,), (1,), (1,), 1, 2, 20, 20)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One method of a table.
+
+    Attributes:
+        name: as the table shows it.
+        method: the method; its inner steps are chosen where ``searched``.
+        searched: whether the number of inner steps is chosen.
+        optimizer: ``"adam"``, or ``"sgd"`` at a constant rate, which is then given.
+        rate: the outer rate, where it is not chosen.
+        paper: name of the row of the paper's table, or None.
+    """
+
+    name: str
+    method: Any
+    searched: bool = False
+    optimizer: Literal["adam", "sgd"] = "adam"
+    rate: float | None = None
+    paper: str | None = None
+
+    def candidates(self, protocol: Protocol) -> list[tuple[Any, float]]:
+        """The methods and outer rates to choose from."""
+        full = isinstance(getattr(self.method, "subspace", None), lavajax.Full)
+        grid = protocol.inner_steps_full if full else protocol.inner_steps
+        methods = [self.method]
+        if self.searched:
+            methods = [dataclasses.replace(self.method, inner_steps=s) for s in grid]
+        rates = protocol.rates if self.rate is None else (self.rate,)
+        return [(method, rate) for method in methods for rate in rates]
+
+
+# The methods of the paper's tables, LAVA's settings beyond it, and the nearest neighbour of its
+# head form. MetaMix takes all weights by definition, as the published comparison of VR-MAML and
+# VFML does; the paper's LLAMA can only have been a context.
+PAPER_ROWS = (
+    Row("ANIL", lavajax.Anil(), True, paper="Anil"),
+    Row(
+        "CAVIA",
+        lavajax.Cavia(subspace=dataclasses.replace(CONTEXT, start="zeros")),
+        True,
+        paper="Cavia",
+    ),
+    Row("VFML", lavajax.Vfml(), True, paper="Vfml"),
+    Row("LLAMA", lavajax.Llama(subspace=CONTEXT), True, paper="Llama"),
+    Row("MetaMix", lavajax.MetaMix(), True, paper="MetaMix"),
+    Row(
+        "VR-MAML, as released",
+        lavajax.vr_maml_released(),
+        optimizer="sgd",
+        rate=0.01,
+        paper="VrMaml",
+    ),
+    Row("VR-MAML, tuned", lavajax.vr_maml_tuned(), True),
+    Row("LAVA, the paper's setting", lavajax.Lava(), paper="Lava"),
+    Row("LAVA, learned epsilon", lavajax.Lava(learn_epsilon=True)),
+    Row("LAVA, converged", lavajax.lava_converged()),
+    Row("LAVA, context", lavajax.Lava(subspace=CONTEXT, curvature_at="prior")),
+    Row("LAVA, all weights", lavajax.Lava(subspace=FULL)),
+    Row("ridge head", lavajax.Ridge()),
+)
+EXTENDED_ROWS = (
+    Row("MAML", lavajax.Maml(), True),
+    Row("MAML, first order", lavajax.Maml(first_order=True), True),
+    Row("Meta-SGD", lavajax.MetaSgd(), True),
+    Row("Reptile", lavajax.Reptile()),
+    Row("PLATIPUS", lavajax.Platipus(), True),
+    Row("BMAML, head", lavajax.Bmaml(), True),
+    Row("iMAML", lavajax.IMaml()),
+    Row("hypernetwork", lavajax.HyperNetwork()),
+    Row("ALPaCA", lavajax.Alpaca()),
+    Row("DKT, linear", lavajax.Dkt(kernel="linear")),
+    Row("DKT, RBF", lavajax.Dkt(kernel="rbf")),
+    Row("CNP", lavajax.Cnp()),
+    Row("attentive CNP", lavajax.AttentiveCnp()),
+    Row("TNP-D", lavajax.Tnp()),
+)

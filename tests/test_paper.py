@@ -1,0 +1,108 @@
+"""experiments/paper.py: cells that are computed once, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import lavajax
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def paper(monkeypatch, tmp_path):
+    """Calls the script in this process, in an empty folder."""
+    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
+    monkeypatch.chdir(tmp_path)
+    import paper as script
+
+    def run(*args: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["paper.py", "--results", "results", *args])
+        return script.main()
+
+    return run
+
+
+def test_quick_table_is_computed_once_and_rendered(paper, tmp_path, monkeypatch, capsys):
+    assert paper("sine", "--quick") == 0
+    text = (tmp_path / "RESULTS.md").read_text()
+    for name in ("ANIL", "LAVA, the paper's setting", "ridge head"):
+        (line,) = (each for each in text.splitlines() if each.startswith(f"| {name} |  |"))
+        assert "(0.4605)" in line or name != "ANIL"  # the paper's value stands beside ours
+    assert "N = 2: LAVA in the paper's setting" in text
+    assert "no adaptation, at best 3.01" in text
+    files = sorted(p.name for p in (tmp_path / "results" / "sine").iterdir())
+    assert files == ["anil-n-2.json", "lava-the-paper-s-setting-n-2.json", "ridge-head-n-2.json"]
+    record = json.loads((tmp_path / "results" / "sine" / files[0]).read_text())
+    (seed,) = record["result"]["seeds"]
+    assert seed["mse"] > 0
+    assert seed["step_ms"] > 0
+    assert seed["adapt_us"] > 0
+    assert record["result"]["chosen"] == {"inner_steps": 1, "outer_rate": 5e-3}
+    model = lavajax.load(tmp_path / "runs" / "paper" / "sine" / "models" / "ANIL N=2 0")
+    assert model.method == lavajax.Anil()
+    assert lavajax.evaluate(model, lavajax.Sine(shots=2), num_tasks=20).mean == pytest.approx(
+        seed["mse"]
+    )
+
+    def again(*_, **__):
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(lavajax, "train", again)
+    assert paper("sine", "--quick") == 0
+    (tmp_path / "results" / "sine" / files[0]).unlink()
+    assert paper("sine", "--quick") == 0  # from its pieces
+    assert json.loads((tmp_path / "results" / "sine" / files[0]).read_text()) == record
+    with pytest.raises(AssertionError, match="computed again"):
+        paper("sine", "--rows", "ANIL", "--shots", "2")  # another protocol is another result
+    assert paper("sine", "--rows", "ANUL") == 2
+    assert "--rows must be of ALPaCA, ANIL" in capsys.readouterr().out
+
+
+def test_every_row_is_a_method_with_candidates_and_a_name_of_its_own(paper):
+    from figures import line
+    from protocols import EXTENDED_ROWS, HEADLINE, PAPER_ROWS
+
+    rows = PAPER_ROWS + EXTENDED_ROWS
+    assert len({row.name for row in rows}) == len(rows)
+    looks = set()
+    for row in rows:
+        candidates = row.candidates(HEADLINE)
+        assert len(set(candidates)) == len(candidates) >= 1
+        assert all(hash(method) and rate > 0 for method, rate in candidates)
+        looks.add(tuple(line(row.name).values()))
+    assert len(looks) == len(rows), "two methods look alike in the figure"
+
+
+def test_the_better_candidate_is_chosen_on_validation_and_divergence_is_the_worst(
+    paper, tmp_path, monkeypatch
+):
+    import dataclasses
+
+    import comparison
+    from cells import Cells
+    from protocols import QUICK, Row
+
+    tiny = lavajax.MLP(hidden=(4,))
+    row = Row("anil", lavajax.Anil(tiny), True)
+    protocol = dataclasses.replace(QUICK, rates=(1e-3, 5e-3), inner_steps=(1, 2), seeds=2)
+    job = comparison.Job(row, "N=2", lavajax.Sine(shots=2), protocol)
+    real = lavajax.train
+
+    def train(method, *args, **options):
+        if method.inner_steps == 2:
+            raise FloatingPointError
+        return real(method, *args, **options)
+
+    monkeypatch.setattr(lavajax, "train", train)
+    found = comparison.compute(job, Cells(tmp_path / "a"), Cells(tmp_path / "b"), tmp_path / "m")
+    validation = found["validation"]
+    assert [validation[f"S=2, rate {rate}"] for rate in ("0.001", "0.005")] == [None, None]
+    best = min((0.001, 0.005), key=lambda rate: validation[f"S=1, rate {rate:g}"])
+    assert found["chosen"] == {"inner_steps": 1, "outer_rate": best}
+    assert len(found["seeds"]) == 2
+    assert found["seeds"][0]["mse"] != found["seeds"][1]["mse"]

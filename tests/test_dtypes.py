@@ -17,6 +17,10 @@ METHODS = [
     lavajax.Maml(model=MODEL),
     lavajax.Anil(model=MODEL),
     lavajax.Cavia(model=MODEL),
+    lavajax.Ridge(model=MODEL),
+    lavajax.Alpaca(model=MODEL),
+    lavajax.Dkt(model=MODEL),
+    lavajax.IMaml(model=MODEL),
 ]
 
 

@@ -50,11 +50,19 @@ FAMILIES: dict[str, tuple[Callable[[int], Method], int]] = {
     "lava": (lambda s: lavajax.Lava(inner_steps=s), 3),
     "lava naive": (lambda s: lavajax.Lava(inner_steps=s, curvature="hessian", solver="naive"), 3),
 }
+# In the figure: the family's name, and whose colour it has.
+LABELS = {
+    "anil": ("ANIL", "ANIL"),
+    "cavia": ("CAVIA", "CAVIA"),
+    "maml": ("MAML", "MAML"),
+    "lava": ("LAVA, closed form", "LAVA, the paper's setting"),
+    "lava naive": ("LAVA, naive", "LAVA, the paper's setting"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the numbers depend on; a folder holds cells of one setting.
+    """What the numbers depend on; other settings are computed anew.
 
     Attributes:
         steps: outer steps of training.
@@ -222,14 +230,11 @@ def draw(rows: list[dict[str, Any]], shots: list[int], path: Path) -> None:
                 x,
                 y,
                 "*-" if lava else "o-",
-                color=figures.COLOURS[family.split()[0]],
+                color=figures.LOOKS[LABELS[family][1]][0],
                 mfc="white" if naive else None,
                 ms=9 if lava else 4,
                 lw=0.8,
-                label=family.replace("lava", "LAVA")
-                .replace("anil", "ANIL")
-                .replace("cavia", "CAVIA")
-                .replace("maml", "MAML"),
+                label=LABELS[family][0],
             )
             if points and not lava:
                 for end in sorted({0, len(points) - 1}):

@@ -18,13 +18,39 @@ import lavajax
 from lavajax.extras import require
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#777777"
 
-# A method has the same colour everywhere.
-COLOURS = {
-    **{"lava": VERMILION, "anil": BLUE, "cavia": GREEN, "maml": ORANGE, "ridge": PURPLE},
-    **{"vfml": SKY, "llama": YELLOW, "metamix": GREY, "vr-maml": BLACK},
+# A method has the same colour and dashes everywhere; relatives share a colour.
+_LONG = (0, (5, 1, 1, 1, 1, 1))
+LOOKS: dict[str, tuple[str, Any]] = {
+    "LAVA, the paper's setting": (VERMILION, "-"),
+    "LAVA, learned epsilon": (VERMILION, "--"),
+    "LAVA, converged": (VERMILION, ":"),
+    "LAVA, context": (VERMILION, "-."),
+    "LAVA, all weights": (VERMILION, _LONG),
+    "ANIL": (BLUE, "-"),
+    "CAVIA": (GREEN, "-"),
+    "LLAMA": (GREEN, "--"),
+    "MAML": (ORANGE, "-"),
+    "MAML, first order": (ORANGE, "--"),
+    "Meta-SGD": (ORANGE, ":"),
+    "iMAML": (ORANGE, "-."),
+    "Reptile": (ORANGE, _LONG),
+    "VFML": (SKY, "-"),
+    "VR-MAML, tuned": (SKY, "--"),
+    "VR-MAML, as released": (SKY, ":"),
+    "MetaMix": (SKY, "-."),
+    "ridge head": (PURPLE, "-"),
+    "ALPaCA": (PURPLE, "--"),
+    "DKT, linear": (PURPLE, ":"),
+    "DKT, RBF": (PURPLE, "-."),
+    "CNP": (BLACK, "-"),
+    "attentive CNP": (BLACK, "--"),
+    "TNP-D": (BLACK, ":"),
+    "PLATIPUS": (GREY, "-"),
+    "BMAML, head": (GREY, "--"),
+    "hypernetwork": (GREY, ":"),
 }
 
 STYLE = {
@@ -42,16 +68,9 @@ STYLE = {
 
 
 def line(name: str) -> dict[str, Any]:
-    """Colour and dashes of a method by its name in a table, such as ``LAVA, context``.
-
-    Settings of one method share its colour and differ in dashes; so do methods without a colour of
-    their own, which are grey.
-    """
-    family = name.split(",", maxsplit=1)[0].split(maxsplit=1)[0].lower()
-    dashes = ["-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2))]
-    index = sum(map(ord, name)) if family not in COLOURS else name.count(",") + len(name)
-    own = {"lava": 2.0}.get(family, 1.2)
-    return {"color": COLOURS.get(family, GREY), "ls": dashes[index % len(dashes)], "lw": own}
+    """Colour and dashes of a method by its name in a table."""
+    colour, dashes = LOOKS[name]
+    return {"color": colour, "ls": dashes, "lw": 2.0 if name.startswith("LAVA") else 1.2}
 
 
 def pyplot() -> Any:

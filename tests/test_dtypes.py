@@ -23,6 +23,10 @@ METHODS = [
     lavajax.Vfml(model=MODEL, variant="storm"),
     lavajax.VrMaml(model=MODEL),
     lavajax.MetaMix(model=MODEL),
+    lavajax.Ridge(model=MODEL),
+    lavajax.Alpaca(model=MODEL),
+    lavajax.Dkt(model=MODEL),
+    lavajax.IMaml(model=MODEL),
 ]
 
 

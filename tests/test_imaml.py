@@ -21,8 +21,7 @@ from helpers import (
     prior_block,
     with_method,
 )
-from lavajax.inner import descend_monotone
-from lavajax.methods.imaml import implicit
+from lavajax.inner import descend_monotone, implicit
 
 TINY = lj.MLP(hidden=(4,), activation="tanh")
 FULL = lj.IMaml(TINY, proximal=2.0, inner_steps=400, inner_rate=0.2, cg_steps=60)

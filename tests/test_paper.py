@@ -31,7 +31,7 @@ def test_quick_table_is_computed_once_and_rendered(paper, tmp_path, monkeypatch,
     assert paper("sine", "--quick") == 0
     text = (tmp_path / "RESULTS.md").read_text()
     for name in ("ANIL", "LAVA, the paper's setting", "ridge head"):
-        (line,) = (each for each in text.splitlines() if each.startswith(f"| {name} |  |"))
+        line = next(each for each in text.splitlines() if each.startswith(f"| {name} |"))
         assert "(0.4605)" in line or name != "ANIL"  # the paper's value stands beside ours
     assert "N = 2: LAVA in the paper's setting" in text
     assert "no adaptation, at best 3.01" in text

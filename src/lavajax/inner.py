@@ -1,4 +1,4 @@
-"""The inner loop: gradient steps on a support loss."""
+"""The inner loop: gradient steps on a support loss, and the gradient of where they end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.scipy.sparse.linalg import cg
 
 from lavajax.types import Array, PyTree
 
@@ -77,3 +78,27 @@ def descend_monotone(
     value, grads = value_and_grad(theta)
     start = (theta, (value, grads), rate + jnp.zeros_like(value))
     return lax.scan(step, start, length=steps)[0][0]
+
+
+def implicit(
+    equation: Callable[[PyTree], PyTree],
+    held: Callable[[PyTree], PyTree],
+    solution: PyTree,
+    steps: int,
+) -> PyTree:
+    """A solution of F(phi) = 0, with the gradient of the implicit function theorem.
+
+    The value is ``solution``; a change dF of the equation moves it by -F'(phi)^-1 dF.
+
+    Args:
+        equation: F, from and to pytrees of one structure; F' symmetric positive definite.
+        held: F with everything that it depends on held constant.
+        solution: phi, held constant.
+        steps: most steps of conjugate gradients, in the backward pass.
+    """
+    residual = equation(solution)
+    change = jax.tree.map(lambda r: r - lax.stop_gradient(r), residual)  # 0, but for its gradient
+    _, slope = jax.linearize(held, solution)
+    eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(solution))).eps)
+    move, _ = cg(slope, change, tol=eps, maxiter=steps)
+    return jax.tree.map(jnp.subtract, solution, move)

@@ -142,7 +142,7 @@ class Alpaca:
         """sigma^2 of every output, ``[k]``."""
         if self.learn_noise:
             return precision.lift(jnp.exp(2 * params["log_noise"]))
-        return jnp.full(params["head"].shape[1], self.noise**2, jnp.result_type(float))
+        return jnp.full_like(precision.lift(params["head"][0]), self.noise**2)
 
     def _factor(self, params: MetaParams) -> Array:
         """C, ``[P, P]``."""

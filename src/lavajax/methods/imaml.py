@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jax.scipy.sparse.linalg import cg
 
 from lavajax import points, precision, validate
-from lavajax.inner import descend_monotone
+from lavajax.inner import descend_monotone, implicit
 from lavajax.losses import Loss, SquaredError, constant_curvature
 from lavajax.methods.base import (
     bind_support,
@@ -172,30 +171,6 @@ class IMaml:
             start=optax.tree.norm(gradient(bound.prior)),
             end=optax.tree.norm(gradient(solution)),
         )
-
-
-def implicit(
-    equation: Callable[[PyTree], PyTree],
-    held: Callable[[PyTree], PyTree],
-    solution: PyTree,
-    steps: int,
-) -> PyTree:
-    """A solution of F(phi) = 0, with the gradient of the implicit function theorem.
-
-    The value is ``solution``; a change dF of the equation moves it by -F'(phi)^-1 dF.
-
-    Args:
-        equation: F, from and to pytrees of one structure; F' symmetric positive definite.
-        held: F with everything that it depends on held constant.
-        solution: phi, held constant.
-        steps: most steps of conjugate gradients, in the backward pass.
-    """
-    residual = equation(solution)
-    change = jax.tree.map(lambda r: r - lax.stop_gradient(r), residual)  # 0, but for its gradient
-    _, slope = jax.linearize(held, solution)
-    eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(solution))).eps)
-    move, _ = cg(slope, change, tol=eps, maxiter=steps)
-    return jax.tree.map(jnp.subtract, solution, move)
 
 
 @jax.tree_util.register_dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from lavajax.losses import Loss
+from lavajax.losses import CrossEntropy, Loss
 from lavajax.types import Array, Points
 
 
@@ -92,6 +92,6 @@ def pairs(loss: Loss, points: Points) -> Array:
         )
     dtype = jnp.result_type(float)
     y = loss.cast(points.y, dtype)
-    if jnp.issubdtype(y.dtype, jnp.integer):
-        y = jax.nn.one_hot(y, loss.out_dim(y.shape[1:]), dtype=dtype)
+    if isinstance(loss, CrossEntropy):
+        y = loss.one_hot(y, dtype)
     return jnp.concatenate([points.x.astype(dtype), y], axis=1)

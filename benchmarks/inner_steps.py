@@ -12,9 +12,10 @@ paper's literal route (``naive``), with N = 2, 5, 10, 20 support points of a sin
 - ``mse``: on unseen tasks after equal training, for each seed; the outer rate is the better one of
   two on validation tasks, with the first seed.
 
-Each cell is a file of its own under ``--out``: stopped anywhere, the benchmark goes on where it
-was. ``--only train`` may run in several processes on one folder, each with its own ``--shots``;
-times want an idle machine. The summary goes to ``benchmarks/results``.
+Each result is a file of its own under ``--out``: stopped anywhere, the benchmark goes on where it
+was (the times of one N belong together, and are taken again together). ``--only train`` may run in
+several processes on one folder, each with its own ``--shots``; times want an idle machine. The
+summary, of every N that is finished, goes to ``benchmarks/results``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import jax
 import numpy as np
 
 import lavajax
+from lavajax.config import to_json
 from lavajax.methods.base import Method
 from lavajax.train import run_steps, start_state
 
@@ -42,7 +44,9 @@ sys.path.insert(0, str(HERE.parent / "experiments"))
 
 import figures  # noqa: E402
 from cells import Cells  # noqa: E402
+from files import write_whole  # noqa: E402
 
+SHOTS = [2, 5, 10, 20]
 FAMILIES: dict[str, tuple[Callable[[int], Method], int]] = {
     "anil": (lambda s: lavajax.Anil(inner_steps=s), 8),
     "cavia": (lambda s: lavajax.Cavia(inner_steps=s), 8),
@@ -103,16 +107,22 @@ def train(method: Method, shots: int, settings: Settings) -> dict[str, Any]:
     """Picks the outer rate on validation tasks, trains every seed, scores on test tasks."""
     tasks = lavajax.Sine(shots=shots)
 
-    def trained(rate: float, seed: int) -> lavajax.MetaParams:
+    def trained(rate: float, seed: int) -> lavajax.MetaParams | None:
         tx = lavajax.outer_optimizer(settings.steps, rate=rate)
-        return lavajax.train(method, tasks, steps=settings.steps, seed=seed, optimizer=tx).params
+        options = {"steps": settings.steps, "seed": seed, "optimizer": tx}
+        try:
+            return lavajax.train(method, tasks, **options).params
+        except FloatingPointError:  # diverged
+            return None
 
-    def mse(params: lavajax.MetaParams, split: Any) -> float:
+    def mse(params: lavajax.MetaParams | None, split: Any) -> float | None:
+        if params is None:
+            return None
         return lavajax.evaluate(params, tasks, num_tasks=settings.test_tasks, split=split).mean
 
     first = {rate: trained(rate, 0) for rate in settings.rates}
     validation = {rate: mse(params, "validation") for rate, params in first.items()}
-    rate = min(validation, key=lambda r: np.nan_to_num(validation[r], nan=np.inf))
+    rate = min(validation, key=lambda r: error({"mse": [validation[r]]}))
     seeds = [first[rate], *(trained(rate, seed) for seed in range(1, settings.seeds))]
     return {
         "mse": [mse(params, "test") for params in seeds],
@@ -167,16 +177,33 @@ def name_of(kind: str, shots: int, cell: tuple[str, int]) -> str:
     return f"{kind} n{shots} {cell[0]} {cell[1]}"
 
 
-def summary(cells: Cells, shots: list[int], settings: Settings) -> list[dict[str, Any]]:
-    """A row for each cell, with what has been measured of it."""
-    rows, key = [], dataclasses.asdict(settings)
-    for n in shots:
+def key(cell: tuple[str, int], settings: Settings) -> dict[str, Any]:
+    """All that a result depends on."""
+    method = to_json(methods(settings.most)[cell])
+    return {"settings": dataclasses.asdict(settings), "method": method}
+
+
+def summary(cells: Cells, settings: Settings) -> list[dict[str, Any]]:
+    """A row for each cell of every N that is finished."""
+    rows = []
+    for n in SHOTS:
+        found = []
         for cell in methods(settings.most):
-            found = [cells.get(name_of(kind, n, cell), key) or {} for kind in ("time", "train")]
-            rows.append(
-                {"shots": n, "method": cell[0], "inner_steps": cell[1], **found[0], **found[1]}
-            )
+            parts = [
+                cells.get(name_of(kind, n, cell), key(cell, settings)) for kind in ("time", "train")
+            ]
+            if all(parts):
+                row = {"shots": n, "method": cell[0], "inner_steps": cell[1]}
+                found.append({**row, **parts[0], **parts[1]})
+        if len(found) == len(methods(settings.most)):
+            rows += found
     return rows
+
+
+def error(row: dict[str, Any]) -> float:
+    """The mean error over seeds; infinite where one has diverged."""
+    values = [np.inf if v is None else v for v in row["mse"]]
+    return float(np.nan_to_num(np.mean(values), nan=np.inf))
 
 
 def beaten(rows: list[dict[str, Any]], shots: int) -> list[str]:
@@ -188,7 +215,7 @@ def beaten(rows: list[dict[str, Any]], shots: int) -> list[str]:
         for r in here
         if r["method"] in ("anil", "cavia")
         and r["step_ms"] < lava["step_ms"]
-        and np.mean(r["mse"]) < np.mean(lava["mse"])
+        and error(r) < error(lava)
     ]
 
 
@@ -197,19 +224,19 @@ def table(rows: list[dict[str, Any]]) -> str:
     head = "   N  method      S   step ms  latency us  1,000 tasks ms  compile s  test MSE"
     lines = [head]
     for row in rows:
-        mse = row.get("mse")
-        error = (
-            f"{np.mean(mse):.3g} ± {np.std(mse, ddof=1) if len(mse) > 1 else 0:.1g}" if mse else ""
+        spread = (
+            np.std(row["mse"], ddof=1) if np.isfinite(error(row)) and len(row["mse"]) > 1 else 0
         )
         times = "".join(
-            f"{row[name]:{width}.{digits}f}" if name in row else " " * width
+            f"{row[name]:{width}.{digits}f}"
             for name, width, digits in (
                 *(("step_ms", 10, 3), ("latency_us", 12, 1)),
                 *(("thousand_ms", 16, 2), ("compile_s", 11, 2)),
             )
         )
         lines.append(
-            f"{row['shots']:4d}  {row['method']:10s}{row['inner_steps']:3d}{times}  {error}"
+            f"{row['shots']:4d}  {row['method']:10s}{row['inner_steps']:3d}{times}  "
+            f"{error(row):.3g} ± {spread:.1g}"
         )
     return "\n".join(lines)
 
@@ -224,7 +251,7 @@ def draw(rows: list[dict[str, Any]], shots: list[int], path: Path) -> None:
         for family in FAMILIES:
             points = [r for r in rows if r["shots"] == n and r["method"] == family]
             x = [r["step_ms"] / 10 for r in points]
-            y = [float(np.mean(r["mse"])) for r in points]
+            y = [error(r) for r in points]
             naive, lava = family == "lava naive", family.startswith("lava")
             axis.plot(
                 x,
@@ -252,45 +279,52 @@ def draw(rows: list[dict[str, Any]], shots: list[int], path: Path) -> None:
     figures.save(figure, path)
 
 
+def report(rows: list[dict[str, Any]]) -> str:
+    """The table, and for each N the points that LAVA does not beat."""
+    lines = [table(rows), ""]
+    for n in sorted({row["shots"] for row in rows}):
+        better = ", ".join(beaten(rows, n))
+        end = f", but {better}" if better else ""
+        lines.append(f"N = {n}: one-step LAVA is left of or below every ANIL and CAVIA point{end}")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     """Runs the benchmark, or what is left of it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shots", type=int, nargs="+", default=[2, 5, 10, 20], help="N")
+    parser.add_argument("--shots", type=int, nargs="+", default=SHOTS, help="only these N")
     parser.add_argument("--quick", action="store_true", help="one inner step, hardly any training")
     parser.add_argument("--only", choices=("train", "time"), help="one half of the work")
-    parser.add_argument("--out", type=Path, default=Path("runs/inner_steps"), help="cells")
-    parser.add_argument(
-        "--summary", type=Path, default=HERE / "results", help="folder of the JSON and the figure"
-    )
+    parser.add_argument("--out", type=Path, help="cells; runs/inner_steps where not given")
+    parser.add_argument("--summary", type=Path, help="summary; benchmarks/results where not given")
     args = parser.parse_args()
     settings = QUICK if args.quick else Settings()
-    cells, key = Cells(args.out), dataclasses.asdict(settings)
+    folder = Path("runs/inner_steps_quick" if args.quick else "runs/inner_steps")
+    results = folder if args.quick else HERE / "results"
+    cells, results = Cells(args.out or folder), args.summary or results
     every = methods(settings.most)
     for n in args.shots:
-        if args.only != "train" and any(
-            cells.get(name_of("time", n, cell), key) is None for cell in every
-        ):
+        missing = [c for c in every if cells.get(name_of("time", n, c), key(c, settings)) is None]
+        if args.only != "train" and missing:
             for cell, times in measure(n, settings).items():
-                cells.put(name_of("time", n, cell), key, times)
+                cells.put(name_of("time", n, cell), key(cell, settings), times)
         for cell, method in every.items():
             name = name_of("train", n, cell)
-            if args.only != "time" and cells.get(name, key) is None:
-                cells.put(name, key, train(method, n, settings))
+            if args.only != "time" and cells.get(name, key(cell, settings)) is None:
+                cells.put(name, key(cell, settings), train(method, n, settings))
                 print(f"N = {n}: {cell[0]} with {cell[1]} steps trained", flush=True)
-    rows = summary(cells, args.shots, settings)
-    print(table(rows))
-    if any("mse" not in row or "step_ms" not in row for row in rows):
-        return 0  # the other half is still to be done
-    for n in args.shots:
-        better = ", ".join(beaten(rows, n))
-        print(
-            f"N = {n}: one-step LAVA is left of or below every ANIL and CAVIA point"
-            + (f" but {better}" if better else "")
-        )
-    args.summary.mkdir(parents=True, exist_ok=True)
-    record = {"settings": dataclasses.asdict(settings), "jax": jax.__version__, "cells": rows}
-    (args.summary / "inner_steps.json").write_text(json.dumps(record, indent=1) + "\n")
-    draw(rows, args.shots, args.summary / "inner_steps.png")
+    rows = summary(cells, settings)
+    if not rows:
+        print("the other half of the work is still to be done")
+        return 0
+    text = report(rows)
+    print(text)
+    results.mkdir(parents=True, exist_ok=True)
+    machine = {"jax": jax.__version__, "device": jax.devices()[0].device_kind}
+    record = {"settings": dataclasses.asdict(settings), **machine, "cells": rows}
+    write_whole(results / "inner_steps.json", json.dumps(record, indent=1) + "\n")
+    write_whole(results / "inner_steps.txt", text)
+    draw(rows, sorted({row["shots"] for row in rows}), results / "inner_steps.png")
     return 0
 
 

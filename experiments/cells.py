@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from files import write_whole
+
 
 class Cells:
     """A folder of results; stopped anywhere, work goes on with what is missing.
@@ -31,10 +33,8 @@ class Cells:
 
     def put(self, name: str, key: Any, result: Any) -> None:
         """Keeps a result, whole or not at all."""
-        file = self._file(name)
-        temporary = file.with_name(f".{file.name}.unfinished")
-        temporary.write_text(json.dumps({"key": key, "result": result}, indent=1) + "\n")
-        temporary.replace(file)
+        text = json.dumps({"key": key, "result": result}, indent=1) + "\n"
+        write_whole(self._file(name), text)
 
     def compute(self, name: str, key: Any, fn: Callable[[], Any]) -> Any:
         """The result called ``name``; ``fn`` computes it where it is missing."""

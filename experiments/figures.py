@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lavajax
+from files import whole
 from lavajax.extras import require
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
@@ -84,11 +85,9 @@ def pyplot() -> Any:
 
 def save(figure: Any, path: Path) -> None:
     """Writes a figure, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.unfinished")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), whole(path) as temporary:
         warnings.simplefilter("ignore")  # of fonts that lack a glyph
         figure.savefig(temporary, format=path.suffix[1:], bbox_inches="tight")
-    temporary.replace(path)
     pyplot().close(figure)
 
 
@@ -161,17 +160,21 @@ def _draw_parity(axis: Any, task: lavajax.Task, before: Any, after: Any, output:
 
 def draw_learning(rows: list[dict[str, Any]], metric: str, path: Path) -> None:
     """Training loss and test error against the outer step, of every seed."""
+    if not rows:
+        return
     plt = pyplot()
     steps = [row["step"] for row in rows]
+    lowest = np.inf
     figure, axis = plt.subplots(figsize=(5.2, 3.0), layout="constrained")
     for name, colour, label in (
         ("loss", SKY, "training loss"),
         (f"test_{metric}", VERMILION, f"test {metric}, 200 tasks"),
     ):
-        values = np.array([np.atleast_1d(row[name]) for row in rows])
+        values = np.array([np.atleast_1d(row[name]) for row in rows], float)
+        lowest = min(lowest, values.min(initial=np.inf))
         for seed in range(values.shape[1]):
             axis.plot(steps, values[:, seed], color=colour, lw=1.3, label=None if seed else label)
-    if metric != "accuracy":
+    if metric != "accuracy" and lowest > 0:  # a log density may be below 0
         axis.set_yscale("log")
     axis.set_xlabel("outer step")
     axis.set_ylabel("error")

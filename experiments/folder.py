@@ -16,6 +16,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from files import UNFINISHED, write_whole
 from lavajax import store
 from lavajax.checkpoint import CHECKPOINTS
 
@@ -52,18 +53,20 @@ class RunFolder:
             return _new_under(Path("runs"), name)
         if path.exists() and not path.is_dir():
             raise ValueError(f"--out must be a new or empty folder, {path} is a file")
-        found = {p.name for p in path.iterdir()} if path.is_dir() else set()
-        if (found - {LOCK}) and not (overwrite and CONFIG in found):
-            hint = "--resume goes on with a run, --overwrite replaces one"
-            raise ValueError(f"--out must be a new or empty folder, {path} is in use; {hint}")
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path)._locked()
-        folder._clear()
+        found = {p.name for p in path.iterdir() if not p.name.endswith(UNFINISHED)} - {LOCK}
+        if found and not (overwrite and CONFIG in found):
+            folder.__exit__()
+            hint = "--resume goes on with a run, --overwrite replaces one"
+            raise ValueError(f"--out must be a new or empty folder, {path} is in use; {hint}")
+        if found:
+            folder._clear()
         return folder
 
     @staticmethod
     def of(path: Path) -> RunFolder:
-        """The folder of an earlier run, locked, without what a killed process left half done.
+        """The folder of an earlier run, locked, without what a killed process has left half done.
 
         Raises:
             ValueError: there is no run, or another process is at it.
@@ -105,51 +108,58 @@ class RunFolder:
         """Removes the files of an earlier run, and nothing else."""
         # The configuration goes last: what a kill leaves behind can still be overwritten.
         for name in (CHECKPOINTS, TENSORBOARD):
-            shutil.rmtree(self.path / name, ignore_errors=True)
+            if (self.path / name).exists():
+                shutil.rmtree(self.path / name)
         for name in (METRICS, RESULTS, TASKS_FIGURE, LEARNING_FIGURE, CONFIG):
             (self.path / name).unlink(missing_ok=True)
 
     def write(self, name: str, value: Any) -> None:
         """Writes JSON, whole or not at all."""
-        temporary = self.path / f".{name}.unfinished"
-        temporary.write_text(json.dumps(value, indent=2) + "\n")
-        temporary.replace(self.path / name)
-
-    def read(self, name: str) -> Any:
-        """Reads JSON.
-
-        Raises:
-            ValueError: it is not JSON.
-        """
-        try:
-            return json.loads((self.path / name).read_text())
-        except ValueError as error:
-            raise ValueError(f"{self.path / name} is damaged: {error}") from None
+        write_whole(self.path / name, json.dumps(value, indent=2) + "\n")
 
     def metrics(self, up_to: float = float("inf")) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl up to a step; a line that a kill cut short is not one."""
+        """The reports up to a step. A last line that a kill has cut short is none.
+
+        Raises:
+            ValueError: another line is damaged.
+        """
         file = self.path / METRICS
+        lines = file.read_text().splitlines() if file.is_file() else []
         rows = []
-        for line in file.read_text().splitlines() if file.is_file() else ():
+        for index, line in enumerate(lines):
             try:
-                row = json.loads(line)
-            except ValueError:
-                break
-            if row["step"] <= up_to:
-                rows.append(row)
-        return rows
+                rows.append(json.loads(line))
+                rows[-1]["step"] + 0
+            except (ValueError, TypeError, KeyError):
+                if index < len(lines) - 1:
+                    raise ValueError(
+                        f"{file} is damaged: line {index + 1} is no report; remove the file, or "
+                        "mend it, to go on"
+                    ) from None
+                rows = rows[:index]
+        return [row for row in rows if row["step"] <= up_to]
 
     def keep_metrics(self, up_to: int) -> None:
         """Forgets the metrics of steps that will be taken again."""
         rows = self.metrics(up_to)
-        temporary = self.path / f".{METRICS}.unfinished"
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        temporary.replace(self.path / METRICS)
+        write_whole(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
 
     def add_metrics(self, row: dict[str, Any]) -> None:
         """Appends a line."""
         with (self.path / METRICS).open("a") as file:
             file.write(json.dumps(row) + "\n")
+
+
+def read_json(file: Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}") from None
 
 
 def _new_under(parent: Path, name: str) -> RunFolder:

@@ -8,7 +8,6 @@ of just these. An option has the plain name of its field where one part owns tha
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -18,7 +17,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, arg
 
 import lavajax
-from folder import CONFIG
+from folder import CONFIG, read_json
 from lavajax.checkpoint import CHECKPOINTS
 from lavajax.config import from_json, nearest, to_json
 from lavajax.methods.base import Method
@@ -126,6 +125,10 @@ class RunOptions:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
+        if not self.checkpoint_seconds >= 0:
+            raise ValueError(
+                f"--checkpoint-seconds must be at least 0, got {self.checkpoint_seconds}"
+            )
         least = {"steps": 1, "seeds": 1, "meta_batch": 1, "test_tasks": 2, "report_every": 1}
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
@@ -229,7 +232,7 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
     choice, rest = tyro.cli(Choice, args=first, prog="run.py", return_unknown_args=True)
     help_flag = ["--help"] if asks_help else []
     if choice.resume is not None:
-        if len(args) > (1 if args[0].startswith("--resume=") else 2):
+        if asks_help or rest or choice != Choice(resume=choice.resume):
             raise ValueError(
                 f"--resume={choice.resume} takes its settings from the run's own configuration, "
                 "and no other option: another number of steps, say, would be another schedule"
@@ -269,7 +272,7 @@ def _parse_eval(choice: Choice, args: Sequence[str], rest: list[str]) -> Evaluat
         raise ValueError(f"--eval scores the method that was saved; leave {given[-1]} out")
     config = choice.eval / CONFIG
     if not given and (choice.eval / CHECKPOINTS).is_dir() and config.is_file():
-        settings = Settings.from_json(json.loads(config.read_text()))
+        settings = Settings.from_json(read_json(config))
         task, name = settings.task, settings.task_name
     about = f"Score the model saved in {choice.eval} on unseen tasks of {name}, without training."
     built = _parse_parts({"task": task, "run": EvalOptions}, about, rest)

@@ -18,6 +18,7 @@ from pathlib import Path
 import sine_table
 from cells import Cells
 from comparison import compute
+from files import write_whole
 from protocols import EXTENDED_ROWS, HEADLINE, PAPER_ROWS, QUICK, Row
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,9 +34,11 @@ def main() -> int:
     parser.add_argument("--render", action="store_true", help="compute nothing")
     parser.add_argument("--rows", nargs="+", help="only these methods")
     parser.add_argument("--shots", type=int, nargs="+", help="only these N")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help="of the cells")
-    parser.add_argument("--work", type=Path, default=Path("runs/paper"), help="of everything else")
+    parser.add_argument("--results", type=Path, help="cells; results/ where not given")
+    parser.add_argument("--work", type=Path, help="everything else; runs/paper where not given")
     args = parser.parse_args()
+    work = args.work or Path("runs/paper_quick" if args.quick else "runs/paper")
+    results = args.results or (work / "results" if args.quick else ROOT / "results")
     item = ITEMS[args.item]
     protocol = QUICK if args.quick else HEADLINE
     rows = PAPER_ROWS + EXTENDED_ROWS
@@ -49,18 +52,19 @@ def main() -> int:
             print(f"error: --rows must be of {', '.join(sorted(names))}; got {unknown}")
             return 2
         chosen = tuple(row for row in rows if row.name in args.rows)
-    cells = Cells(args.results / args.item)
-    pieces = Cells(args.work / args.item / "pieces")
+    cells = Cells(results / args.item)
+    pieces = Cells(work / args.item / "pieces")
     jobs = [item.job(row, n, protocol) for n in shots for row in chosen]
     for index, job in enumerate(jobs):
         if args.render or cells.get(job.name, job.key) is not None:
             continue
         begun = time.monotonic()
         print(f"{index + 1}/{len(jobs)}  {job.name}", end=" ", flush=True)
-        compute(job, cells, pieces, args.work / args.item / "models")
+        compute(job, cells, pieces, work / args.item / "models")
         print(f"{time.monotonic() - begun:.0f} s", flush=True)
-    sections = [item.render(cells, protocol, args.results)]
-    (args.results.parent / "RESULTS.md").write_text("\n\n".join(["# Results", *sections]) + "\n")
+    sections = [item.render(cells, protocol, results)]
+    text = "\n\n".join(["# Results", *sections]) + "\n"
+    write_whole(results.parent / "RESULTS.md", text)
     return 0
 
 

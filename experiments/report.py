@@ -92,6 +92,7 @@ class TensorBoard:
             for seed, number in enumerate(np.atleast_1d(value)):
                 series = name if np.ndim(value) == 0 else f"{name}/{seed}"
                 self._writer.add_scalar(series, number, row["step"])
+        self._writer.flush()  # what is buffered does not outlive a kill
 
 
 def table(method_name: str, task_name: str, task: Any, results: dict[str, Any]) -> Table:

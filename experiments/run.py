@@ -12,8 +12,11 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import os
+import shlex
 import signal
+import socket
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -38,7 +41,15 @@ except ModuleNotFoundError as missing:
 from rich.console import Console
 
 import figures
-from folder import CONFIG, LEARNING_FIGURE, RESULTS, TASKS_FIGURE, TENSORBOARD, RunFolder
+from folder import (
+    CONFIG,
+    LEARNING_FIGURE,
+    RESULTS,
+    TASKS_FIGURE,
+    TENSORBOARD,
+    RunFolder,
+    read_json,
+)
 from options import Evaluate, Resume, RunOptions, Settings, parse
 from reference import paper_value, reference_errors
 from report import Reporter, TensorBoard, table
@@ -68,13 +79,12 @@ def main() -> int:
             return 0
         if isinstance(command, Resume):
             folder = RunFolder.of(command.path)
-            settings = Settings.from_json(folder.read(CONFIG))
-            source = load_source(settings.task)
+            settings = Settings.from_json(read_json(folder.path / CONFIG))
         else:
             settings, folder = command, None
-            source = load_source(settings.task)
-            check_model(settings, source)
-            check_extras(settings)
+        source = load_source(settings.task)
+        check_model(settings, source)
+        check_extras(settings)
         optimizer = make_optimizer(settings.run)
         if folder is None:
             name = f"{settings.task_name}-{settings.method_name}"
@@ -84,14 +94,17 @@ def main() -> int:
         return _fail(console, error, 2)
     with folder:
         try:
-            with stopping_at_signals() as stop:
+            with stopping_at_signals(console) as stop:
                 results = execute(Job(settings, source, optimizer, folder, console), stop)
         except Stopped as stopped:
-            again = f"python {sys.argv[0]} --resume={_short(folder.path)}"
-            _say(console, f"stopped by {stopped}; go on with: {again}", "bold")
+            _say(console, f"stopped by {stopped}; {_how_to_go_on(folder)}", "bold")
             return 128 + stopped.number
-        except (FloatingPointError, ValueError, OSError, ModuleNotFoundError) as error:
+        except (FloatingPointError, ValueError) as error:
             return _fail(console, error, 1)
+        except (OSError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
+            _fail(console, error, 1)
+            _say(console, _how_to_go_on(folder))
+            return 1
         console.print(table(settings.method_name, settings.task_name, settings.task, results))
         _say(console, f"files: {_short(folder.path)}")
     return 0
@@ -141,25 +154,46 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stopping_at_signals() -> Iterator[StopRequest]:
-    """Ctrl-C and SIGTERM ask the run to stop; a second one ends the process at once."""
+def stopping_at_signals(console: Console) -> Iterator[StopRequest]:
+    """Ctrl-C and SIGTERM ask the run to stop; a second one ends the process at once.
+
+    Python runs a handler between two of its own instructions, and so not before the compiled steps
+    that are under way have ended. A thread that is woken by the signal itself answers meanwhile.
+    """
     request = StopRequest()
-    before: dict[int, Any] = {}
 
     def handle(number: int, _: object) -> None:
         request.number = number
-        for each, handler in before.items():
-            signal.signal(each, handler)
         if not request.waits:
             raise Stopped(number)
 
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+
+    def watch() -> None:
+        seen = 0
+        while signals := ours.recv(1):
+            seen += 1
+            if seen > 1:
+                os._exit(128 + signals[0])
+            if request.waits:
+                _say(console, "stopping after these steps; once more ends the run at once", "bold")
+
+    before: dict[int, Any] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         before[number] = signal.signal(number, handle)
+    woken = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
     try:
         yield request
     finally:
+        signal.set_wakeup_fd(woken)
         for each, handler in before.items():
             signal.signal(each, handler)
+        theirs.close()
+        watcher.join()
+        ours.close()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,15 +210,16 @@ class Job:
 def execute(job: Job, stop: StopRequest) -> dict[str, Any]:
     """Trains from where the folder stands, scores, and writes all files; returns the results."""
     settings, source, folder = job.settings, job.source, job.folder
-    begun = time.perf_counter()
     state = train(job, stop)
-    seconds = {"train": time.perf_counter() - begun}
     begun = time.perf_counter()
-    params = seeds_of(state.params, settings.run.stacked)
+    params = split_seeds(state.params, settings.run.stacked)
     run = settings.run
     results = score(params, settings.task, source, run.test_tasks, first_seed=run.seed)
-    seconds["test"] = time.perf_counter() - begun
-    results |= {"seconds": seconds, "command": " ".join(["python", *sys.argv])}
+    spent = {
+        "train": sum(row["seconds"] for row in folder.metrics()),
+        "test": time.perf_counter() - begun,
+    }
+    results |= {"seconds": spent, "command": shlex.join(["python", *sys.argv])}
     folder.write(RESULTS, results)
     if settings.run.figures:
         figures.draw_tasks(params[0], settings.task, source, folder.path / TASKS_FIGURE)
@@ -202,19 +237,19 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
     like = jax.eval_shape(
         lambda: start_state(settings.method, source, optimizer, seed=run.seed, seeds=seeds)
     )
-    state = checkpoint.restore_state(folder.path, like)
+    config = settings.to_json()
+    state = checkpoint.restore_state(folder.path, like, settings=config)
     start = 0 if state is None else int(np.max(state.step))
     for aside in checkpoint.set_aside_after(folder.path, start):
         _say(console, f"set aside: {_short(aside)}", "yellow")
     if state is not None:
         _say(console, f"going on from step {start:,} of {run.steps:,}")
     folder.keep_metrics(start)
-    saved = start
     saved_at = time.monotonic()
 
     def record(progress: lavajax.Progress) -> None:
-        nonlocal saved, saved_at
-        params = seeds_of(progress.state.params, run.stacked)
+        nonlocal saved_at
+        params = split_seeds(progress.state.params, run.stacked)
         scores = [lavajax.evaluate(p, source, num_tasks=200, seed=1) for p in params]
         test = [s.mean for s in scores]
         row = {
@@ -228,12 +263,13 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
         if board is not None:
             board.add(row)
         reporter.show(progress, scores[0].metric, float(np.mean(test)))
+        stopped_by = stop.number
         due = time.monotonic() - saved_at >= run.checkpoint_seconds
-        if due or progress.step == run.steps or stop.number is not None:
-            checkpoint.save_state(progress.state, folder.path)
-            saved, saved_at = progress.step, time.monotonic()
-        if stop.number is not None:
-            raise Stopped(stop.number)
+        if due or progress.step == run.steps or stopped_by is not None:
+            checkpoint.save_state(progress.state, folder.path, settings=config)
+            saved_at = time.monotonic()
+        if stopped_by is not None:
+            raise Stopped(stopped_by)
 
     with contextlib.ExitStack() as stack:
         reporter = stack.enter_context(Reporter(console, start, run.steps))
@@ -259,7 +295,7 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
     return trained.state
 
 
-def seeds_of(params: lavajax.MetaParams, seeds: int | None) -> list[lavajax.MetaParams]:
+def split_seeds(params: lavajax.MetaParams, seeds: int | None) -> list[lavajax.MetaParams]:
     """The parameters of each seed."""
     if seeds is None:
         return [params]
@@ -301,7 +337,7 @@ def score(
 def score_saved(command: Evaluate, console: Console) -> None:
     """Scores a saved model, and prints the table."""
     params = lavajax.load(command.path)
-    every = seeds_of(params, checkpoint.seeds_of(params))
+    every = split_seeds(params, checkpoint.seeds_of(params))
     source = load_source(command.task)
     options = command.options
     results = score(every, command.task, source, options.test_tasks, test_seed=options.test_seed)
@@ -323,6 +359,11 @@ def machine() -> dict[str, Any]:
     versions = {name: importlib.metadata.version(name) for name in ("jax", "lavajax", "optax")}
     device = jax.devices()[0].device_kind
     return {"device": device, "devices": jax.device_count(), "cores": os.cpu_count(), **versions}
+
+
+def _how_to_go_on(folder: RunFolder) -> str:
+    command = shlex.join(["python", sys.argv[0], f"--resume={_short(folder.path)}"])
+    return f"go on with: {command}"
 
 
 def _fail(console: Console, error: Exception, code: int) -> int:

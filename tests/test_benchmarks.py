@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
 import lavajax
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 def test_step_cost_times_every_method_it_is_given(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import step_cost
 
     model = lavajax.MLP(hidden=(4,))
@@ -28,7 +24,6 @@ def test_step_cost_times_every_method_it_is_given(monkeypatch):
 
 
 def test_inner_steps_fills_every_cell_once_and_draws_them(monkeypatch, tmp_path, capsys):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import inner_steps
 
     def call(*args: str) -> int:
@@ -59,6 +54,7 @@ def test_inner_steps_fills_every_cell_once_and_draws_them(monkeypatch, tmp_path,
     assert rows[1]["mse"] == pytest.approx(rows[2]["mse"], rel=1e-3)
     assert (tmp_path / "summary" / "inner_steps.png").read_bytes().startswith(b"\x89PNG")
     assert "left of or below" in capsys.readouterr().out
+    assert "lava naive" in (tmp_path / "summary" / "inner_steps.txt").read_text()
 
     def again(*_):
         raise AssertionError("a finished cell is computed again")
@@ -85,3 +81,5 @@ def test_inner_steps_says_which_points_lava_does_not_beat():
     rows = [row("lava", 1, 1.0, 0.1), row("anil", 1, 0.9, 0.3), row("anil", 2, 1.1, 0.05)]
     assert inner_steps.beaten(rows, 2) == []
     assert inner_steps.beaten([*rows, row("cavia", 1, 0.9, 0.09)], 2) == ["cavia S=1"]
+    diverged = [row("lava", 1, 1.0, None), row("anil", 1, 0.9, 0.3)]
+    assert inner_steps.beaten(diverged, 2) == ["anil S=1"]

@@ -7,6 +7,7 @@ import errno
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -123,11 +124,20 @@ def test_own_linen_module_is_asked_for_and_checked_leaf_by_leaf(tmp_path):
     lavajax.save(params, tmp_path / "m")
     with pytest.raises(ValueError, match=r"model must be given .*Net.*load\(path, model=\.\.\.\)"):
         lavajax.load(tmp_path / "m")
-    with pytest.raises(ValueError, match=r"learned/head is \(5, 2\) float32, and .* \(8, 2\)"):
+    with (
+        pytest.warns(UserWarning, match=r"width = 4 .* and is now .* width = 7"),
+        pytest.raises(ValueError, match=r"learned/head is \(5, 2\) float32, and .* \(8, 2\)"),
+    ):
         lavajax.load(tmp_path / "m", model=lavajax.Linen(Net(width=7)))
-    with pytest.raises(ValueError, match=r"learned/weights/Dense_0/bias is there, and .* none"):
+    with pytest.raises(ValueError, match=r"model is saved as .*Linen, got MLP"):
         lavajax.load(tmp_path / "m", model=RELU)
     assert_same(lavajax.load(tmp_path / "m", model=lavajax.Linen(Net())), params)
+    other = lavajax.Linen(nn.Sequential([nn.Dense(4)]))
+    with (
+        pytest.warns(UserWarning, match="model is saved as .*Net.* and is now .*Sequential"),
+        pytest.raises(ValueError, match="must hold the leaves"),
+    ):
+        lavajax.load(tmp_path / "m", model=other)
 
 
 def test_own_nnx_module(tmp_path):
@@ -152,6 +162,8 @@ def test_own_loss_and_own_method(tmp_path):
     with pytest.raises(ValueError, match=r"loss must be given .*load\(path, loss=\.\.\.\)"):
         lavajax.load(tmp_path / "loss")
     assert_same(lavajax.load(tmp_path / "loss", loss=Half()), params)
+    with pytest.raises(ValueError, match=r"point_loss is saved as .*Half, got SquaredError"):
+        lavajax.load(tmp_path / "loss", loss=lavajax.SquaredError())
 
     params = params_of(Mine(RELU))
     lavajax.save(params, tmp_path / "method")
@@ -241,6 +253,9 @@ def test_records_that_do_not_fit_are_refused(tmp_path):
         return lambda record: record["leaves"]["learned/head"].update(entry)
 
     altered(lambda record: None)
+    for broken in ({"seeds": "x"}, {"kind": "models"}, {"leaves": []}, {"spec": {}}):
+        with pytest.raises(DamagedError, match=r"config\.json is damaged: it is not the record"):
+            altered(lambda record, broken=broken: record.update(broken))
     with pytest.raises(ValueError, match=r"learned/head is \(8, 2\) float32, and .* \(9, 2\)"):
         altered(leaf(shape=[8, 2]))
     with pytest.raises(ValueError, match=r"learned/head is \(9, 2\) bfloat16"):
@@ -311,10 +326,19 @@ def test_full_disk_leaves_the_older_model_and_no_rubbish(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "_manifest_text", full)
-    with pytest.raises(OSError, match="No space left"):
-        lavajax.save(params_of(seed=1), tmp_path / "m", overwrite=True)
-    monkeypatch.undo()
+    def full_to_orbax(*_):
+        raise ValueError("OUT_OF_RANGE: File too large")
+
+    checkpointer = store._checkpointer()
+    monkeypatch.setattr(store, "_checkpointer", lambda: checkpointer)
+    for owner, name, fails in (
+        (store, "_manifest_text", full),
+        (checkpointer, "save", full_to_orbax),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, fails)
+            with pytest.raises(OSError, match=r"No space left|cannot be written: OUT_OF_RANGE"):
+                lavajax.save(params_of(seed=1), tmp_path / "m", overwrite=True)
     assert_same(lavajax.load(tmp_path / "m"), params)
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
@@ -322,10 +346,43 @@ def test_full_disk_leaves_the_older_model_and_no_rubbish(tmp_path, monkeypatch):
 def test_interrupted_overwrite_tells_where_the_older_model_is(tmp_path):
     params = params_of()
     lavajax.save(params, tmp_path / "m")
-    (tmp_path / "m").rename(tmp_path / "m.previous")  # the moment between the two renames
-    with pytest.raises(FileNotFoundError, match=r"the older one is .*m\.previous"):
+    (tmp_path / "m").rename(tmp_path / ".previous-m")  # the moment between the two renames
+    with pytest.raises(FileNotFoundError, match=r"the older one is .*\.previous-m"):
         lavajax.load(tmp_path / "m")
-    assert_same(lavajax.load(tmp_path / "m.previous"), params)
+    assert_same(lavajax.load(tmp_path / ".previous-m"), params)
+
+
+def test_failure_between_the_two_renames_puts_the_older_model_back(tmp_path, monkeypatch):
+    params = params_of()
+    lavajax.save(params, tmp_path / "m")
+    rename = Path.rename
+
+    def fails(self, target):
+        if self.name.startswith(".unfinished"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        lavajax.save(params_of(seed=1), tmp_path / "m", overwrite=True)
+    monkeypatch.undo()
+    assert_same(lavajax.load(tmp_path / "m"), params)
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_overwrite_keeps_what_is_not_the_models(tmp_path):
+    params = params_of()
+    lavajax.save(params, tmp_path / "m")
+    (tmp_path / "m" / "notes.txt").write_text("mine")
+    (tmp_path / "m.previous").mkdir()
+    with pytest.raises(ValueError, match=r"a saved model alone .* also has notes\.txt"):
+        lavajax.save(params, tmp_path / "m", overwrite=True)
+    (tmp_path / "m" / "notes.txt").unlink()
+    (tmp_path / "link").symlink_to(tmp_path / "m")
+    for seed in (1, 2):
+        lavajax.save(params_of(seed=seed), tmp_path / "link", overwrite=True)
+        assert_same(lavajax.load(tmp_path / "m"), params_of(seed=seed))
+    assert {p.name for p in tmp_path.iterdir()} == {"m", "link", "m.previous"}
 
 
 def test_newest_whole_state_is_used_and_the_damaged_one_named(tmp_path):
@@ -366,6 +423,10 @@ def test_state_of_other_hyperparameters_is_refused(tmp_path):
         restore_state(tmp_path, start_state(deeper, SOURCE, TX))
     with pytest.raises(ValueError, match=r"learned/head is \(9, 1\) float32, and .* \(2, 9, 1\)"):
         restore_state(tmp_path, start_state(METHOD, SOURCE, TX, seeds=2))
+    with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
+        save_state(other, tmp_path, keep=0)
+    with pytest.raises(ValueError, match="must be of a step that is not saved yet"):
+        save_state(other, tmp_path)
     with pytest.raises(ValueError, match="opt/1/0/count is there, and the method has none"):
         restore_state(tmp_path, start_state(METHOD, SOURCE, optax.sgd(0.1)))
 
@@ -386,7 +447,8 @@ def test_what_is_not_there_says_so(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(DamagedError, match=r"manifest\.json is missing: .* no saved model"):
         lavajax.load(tmp_path / "empty")
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match="without any checkpoint"):
         lavajax.load(tmp_path / "run")
 

@@ -87,7 +87,6 @@ def test_impossible_settings_are_refused_before_anything_is_computed(args, reaso
     """In this process: what a start of Python and JAX costs is not needed ten times."""
     import re
 
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     monkeypatch.setattr(sys, "argv", ["run.py", *args])
     import run as script
 
@@ -117,7 +116,6 @@ def call(script) -> tuple[int, str]:
 
 
 def test_subspace_is_a_choice_for_every_method_that_leaves_it_open(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     import options
 
     vfml = options.parse(["--method=vfml", "--subspace=head", "--variant=storm"]).method
@@ -131,7 +129,6 @@ def test_subspace_is_a_choice_for_every_method_that_leaves_it_open(monkeypatch):
 
 
 def test_outer_optimizer_is_a_choice(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     import jax.numpy as jnp
 
     import options

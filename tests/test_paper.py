@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture
 def paper(monkeypatch, tmp_path):
     """Calls the script in this process, in an empty folder."""
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     monkeypatch.chdir(tmp_path)
     import paper as script
 
@@ -43,7 +42,7 @@ def test_quick_table_is_computed_once_and_rendered(paper, tmp_path, monkeypatch,
     assert seed["step_ms"] > 0
     assert seed["adapt_us"] > 0
     assert record["result"]["chosen"] == {"inner_steps": 1, "outer_rate": 5e-3}
-    model = lavajax.load(tmp_path / "runs" / "paper" / "sine" / "models" / "ANIL N=2 0")
+    model = lavajax.load(tmp_path / "runs" / "paper_quick" / "sine" / "models" / "ANIL N=2 0")
     assert model.method == lavajax.Anil()
     assert lavajax.evaluate(model, lavajax.Sine(shots=2), num_tasks=20).mean == pytest.approx(
         seed["mse"]

@@ -33,7 +33,6 @@ TINY = [
 @pytest.fixture
 def call(monkeypatch, tmp_path):
     """Calls the script in this process; returns its exit code and what it printed."""
-    monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     import run as script
@@ -150,9 +149,11 @@ def test_existing_folder_is_only_overwritten_when_asked_and_if_it_is_a_run(call,
 
 
 def test_resume_takes_no_other_settings_and_needs_a_run(call, tmp_path):
-    code, text = call("--resume=a", "--steps=50")
-    assert code == 2
-    assert "takes its settings from the run's own configuration" in text
+    for other in ("--steps=50", "--help", "--eval=b", "--method=anil"):
+        for args in (("--resume=a", other), (other, "--resume=a")):
+            code, text = call(*args)
+            assert code == 2
+            assert "takes its settings from the run's own configuration" in text
     code, text = call("--resume=a")
     assert code == 2
     assert "must be the folder of a run, and has no config.json" in text
@@ -163,14 +164,37 @@ def test_resume_takes_no_other_settings_and_needs_a_run(call, tmp_path):
     assert "configuration is damaged" in text
 
 
+def test_configuration_that_has_changed_is_not_resumed(call, tmp_path):
+    """A checkpoint knows the settings of its run: another seed or rate would be another run."""
+    assert call(*TINY, "--out=a", "--no-figures")[0] == 0
+    file = tmp_path / "a" / "config.json"
+    config = json.loads(file.read_text())
+    config["run"]["seed"], config["task"]["shots"] = 5, 4
+    file.write_text(json.dumps(config))
+    code, text = call("--resume=a")
+    assert code == 1
+    assert (
+        "settings.task.shots is saved as 3, got 4; settings.run.seed is saved as 0, got 5" in text
+    )
+
+
+def test_damaged_metrics_are_named(call, tmp_path):
+    assert call(*TINY, "--out=a", "--no-figures")[0] == 0
+    file = tmp_path / "a" / "metrics.jsonl"
+    file.write_text("{" + file.read_text())
+    code, text = call("--resume=a")
+    assert code == 1
+    assert "metrics.jsonl is damaged: line 1 is no report" in text
+
+
 def start(folder: Path, *args: str) -> subprocess.Popen[str]:
     line = [sys.executable, str(ROOT / "experiments" / "run.py"), f"--out={folder}", *args]
     return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def wait_for_checkpoint(folder: Path, process: subprocess.Popen[str]) -> None:
+def wait_until(ready, process: subprocess.Popen[str]) -> None:
     end = time.monotonic() + 120
-    while not any((folder / "checkpoints").glob("0*")):
+    while not ready():
         assert time.monotonic() < end
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
@@ -180,11 +204,7 @@ def test_signal_saves_and_says_how_to_go_on_and_a_second_run_is_refused(call, tm
     """The end of a run that nobody could wait for, in 100,000 steps."""
     folder = tmp_path / "a"
     process = start(folder, *TINY, "--steps=100000", "--checkpoint-seconds=1000")
-    end = time.monotonic() + 120
-    while not (folder / "metrics.jsonl").exists() or not steps_of(folder):
-        assert time.monotonic() < end
-        assert process.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: (folder / "metrics.jsonl").exists() and steps_of(folder), process)
     code, text = call("--resume=a")
     assert code == 2
     assert f"a is in use by another run, process {process.pid}" in text
@@ -192,9 +212,24 @@ def test_signal_saves_and_says_how_to_go_on_and_a_second_run_is_refused(call, tm
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, out
+    assert "stopping after these steps; once more ends the run at once" in out
     assert re.search(r"stopped by SIGTERM; go on with: python \S*run\.py --resume=\S*a$", out, re.M)
     (saved,) = (folder / "checkpoints").iterdir()
     assert int(saved.name) == steps_of(folder)[-1] < 100_000
+
+
+def test_second_signal_ends_a_run_whose_steps_take_long(tmp_path):
+    folder = tmp_path / "a"
+    process = start(folder, *TINY, "--steps=10000000", "--report-every=10000000")
+    wait_until((folder / "metrics.jsonl").exists, process)  # made just before training
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT, out
+    assert "once more ends the run at once" in out
 
 
 def test_killed_runs_end_at_the_same_bits(tmp_path):
@@ -204,11 +239,11 @@ def test_killed_runs_end_at_the_same_bits(tmp_path):
     for index in range(3):
         folder = tmp_path / str(index)
         process = start(folder, "--steps=300", *trial.OPTIONS)
-        wait_for_checkpoint(folder, process)
-        time.sleep(moments.uniform(0, 0.7))
+        wait_until(lambda f=folder: any((f / "checkpoints").glob("0*")), process)
+        time.sleep(moments.uniform(0, 0.4))
         process.kill()
         process.communicate()
-        assert not (folder / "results.json").exists() or index
+        assert not (folder / "results.json").exists()
         for actual, wanted in zip(trial.resume(folder, 300), expected, strict=True):
             np.testing.assert_array_equal(actual, wanted)
 

@@ -55,6 +55,8 @@ def test_run_that_goes_on_from_a_state_ends_at_the_same_bits(seeds):
         lavajax.train(lavajax.Anil(model=MODEL), TASKS, state=states[0])
     with pytest.raises(ValueError, match="state must be of seeds=3, got one of seeds="):
         lavajax.train(METHOD, TASKS, seeds=3, state=states[0])
+    with pytest.raises(ValueError, match="state must not be beyond steps = 5, got one of step 7"):
+        lavajax.train(METHOD, TASKS, steps=5, seeds=seeds, state=states[0])
     with pytest.raises(ValueError, match="state must be a TrainState, got MetaParams"):
         lavajax.train(METHOD, TASKS, state=whole.params)
 
@@ -316,3 +318,32 @@ def test_bad_arguments_of_evaluate_are_refused(change, message):
 def example():
     support = TASKS.sample(jax.random.key(0)).support
     return support.x, support.y
+
+
+def test_evaluation_gives_likelihood_and_coverage_of_predicted_variances():
+    params = lavajax.train(lavajax.Alpaca(MODEL), TASKS, steps=3, meta_batch=2).params
+    found = lavajax.evaluate(params, TASKS, num_tasks=4)
+    for index, key in enumerate(task_keys(0, 4)):
+        task = TASKS.sample(jax.random.split(key)[0], "test")
+        p = lavajax.predict(params, lavajax.adapt(params, task.support), task.query.x)
+        mean, variance = np.float64(p.mean), np.float64(p.epistemic + p.noise)
+        squares = (np.float64(task.query.y) - mean) ** 2 / variance
+        nll = 0.5 * (squares + np.log(2 * np.pi * variance))
+        np.testing.assert_allclose(found.nll[index], np.mean(nll), rtol=1e-3)
+        np.testing.assert_allclose(
+            found.coverage[index], np.mean(squares <= 1.959964**2), rtol=1e-6
+        )
+    plain = lavajax.train(METHOD, TASKS, steps=1, meta_batch=2).params
+    assert lavajax.evaluate(plain, TASKS, num_tasks=4).nll is None
+    with pytest.raises(ValueError, match=r"targets \(1,\), got \(2,\) and \(1,\)"):
+        lavajax.evaluate(plain, Wide(), num_tasks=4)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Wide:
+    """Tasks of two inputs."""
+
+    def sample(self, key, split="train"):
+        points = Points(jnp.zeros((3, 2)), jnp.zeros((3, 1)))
+        return Task(points, points)

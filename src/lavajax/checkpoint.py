@@ -9,6 +9,7 @@ before any array is read.
 from __future__ import annotations
 
 import dataclasses
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -81,13 +82,14 @@ def load(
     path = Path(path).absolute()
 
     def read(folder: Path) -> MetaParams:
-        record = store.open_record(folder)
+        record = _record(folder)
         found, spec = _method_of(record["method"], model, loss, method), _spec_of(record["spec"])
         like = _stack(expected_params(found, spec), record["seeds"])
         prefix = "params/" if record["kind"] == "state" else ""
         return dataclasses.replace(_read(folder, record, like, prefix), spec=spec)
 
-    if (path / CHECKPOINTS).is_dir():
+    is_run = (path / store.RECORD).is_file() and not (path / store.ARRAYS).exists()
+    if is_run or (path / CHECKPOINTS).is_dir():
         newest = _newest(path / CHECKPOINTS, read)
         if newest is None:
             raise FileNotFoundError(f"{path} is a run without any checkpoint yet")
@@ -95,47 +97,61 @@ def load(
     return read(path)
 
 
-def save_state(state: TrainState, run: str | Path, *, keep: int = 2) -> Path:
+def save_state(
+    state: TrainState, run: str | Path, *, settings: dict[str, Any] | None = None, keep: int = 2
+) -> Path:
     """Saves the state of a run beside its earlier ones, of which the newest stay.
 
     Args:
         state: of one seed or several.
         run: the folder of the run; the state goes to ``checkpoints/<step>`` in it.
-        keep: how many checkpoints to keep, this one included.
+        settings: of the run, as JSON: ``restore_state`` compares them.
+        keep: how many checkpoints to keep, this one included; at least 1.
 
     Returns:
         The folder of the state.
 
     Raises:
-        ValueError: that step is saved already.
+        ValueError: that step is saved already, or ``keep`` is below 1.
         OSError: the folder cannot be written; earlier checkpoints are untouched.
     """
+    if keep < 1:
+        raise ValueError(f"keep must be at least 1, got {keep}")
     seeds = None if state.step.ndim == 0 else state.step.shape[0]
     step = int(np.max(state.step))
     folder = Path(run).absolute() / CHECKPOINTS
-    written = _write(state, folder / f"{step:09d}", state.params, seeds=seeds, kind="state")
+    path = folder / f"{step:09d}"
+    if path.exists():
+        raise ValueError(f"state must be of a step that is not saved yet, {path} is there")
+    written = _write(state, path, state.params, seeds=seeds, kind="state", settings=settings)
     for old in _steps(folder)[keep:]:
         store.remove(old)
     return written
 
 
-def restore_state(run: str | Path, like: TrainState) -> TrainState | None:
+def restore_state(
+    run: str | Path, like: TrainState, *, settings: dict[str, Any] | None = None
+) -> TrainState | None:
     """The newest whole state of a run, or None where it has saved none.
 
     Args:
         run: the folder of the run.
         like: the state that the run starts from, or its ``jax.eval_shape``: method,
             hyperparameters, shapes and dtypes must be those of the saved one.
+        settings: of the run, where they were saved with it; likewise.
 
     Raises:
         DamagedError: there are checkpoints, and every one of them is damaged. One that is not the
             last resort is a warning.
-        ValueError: the run was of another method, or its leaves have other shapes or dtypes.
+        ValueError: the run was of another method or other settings, or its leaves have other
+            shapes or dtypes.
     """
 
     def read(folder: Path) -> TrainState:
-        record = store.open_record(folder)
-        _check_method(record["method"], to_json(like.params.method, describe=True))
+        record = _record(folder)
+        _check_same("method", record["method"], to_json(like.params.method, describe=True))
+        if settings is not None:
+            _check_same("settings", record["settings"], json.loads(json.dumps(settings)))
         return _read(folder, record, like, "")
 
     return _newest(Path(run).absolute() / CHECKPOINTS, read)
@@ -160,7 +176,9 @@ def _newest(folder: Path, read: Callable[[Path], Any]) -> Any:
             return read(path)
         except DamagedError as error:
             damage.append(str(error))
-            warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=4)
+            warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=3)
+        except FileNotFoundError:  # a run that goes on has removed it meanwhile
+            continue
     if damage:
         raise DamagedError(f"every checkpoint in {folder} is damaged: {'; '.join(damage)}")
     return None
@@ -181,6 +199,7 @@ def _write(
     *,
     seeds: int | None,
     kind: str,
+    settings: dict[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Path:
     leaves, arrays = {}, {}
@@ -197,11 +216,28 @@ def _write(
         "seeds": seeds,
         "method": to_json(params.method, describe=True),
         "spec": dataclasses.asdict(params.spec),
+        "settings": settings,
         "leaves": leaves,
         "versions": {"jax": jax.__version__},
     }
     store.write(path, arrays, record, replace=overwrite)
     return path.absolute()
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    """The record of a verified folder, with every entry that this module reads."""
+    record = store.open_record(folder)
+    try:
+        _spec_of(record["spec"])
+        whole = record["kind"] in ("params", "state") and record.keys() >= {"method", "settings"}
+        whole = whole and (record["seeds"] is None or int(record["seeds"]) > 0)
+        for entry in record["leaves"].values():
+            whole = whole and all(int(size) >= 0 for size in _stored(entry)[0])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        whole = False
+    if not whole:
+        raise DamagedError(f"{folder / store.RECORD} is damaged: it is not the record of a model")
+    return record
 
 
 def _read(folder: Path, record: dict[str, Any], like: PyTree, prefix: str) -> Any:
@@ -293,13 +329,13 @@ def _stack(like: PyTree, seeds: int | None) -> PyTree:
 def _method_of(record: Any, model: Any, loss: Any, method: Method | None) -> Method:
     """The method of a record, with the parts that were given in the place of a user's own."""
     if method is not None:
-        _check_method(record, to_json(method, describe=True))
+        _check_same("method", record, to_json(method, describe=True))
         return method
     given = {"model": model, "point_loss": loss}
     try:
         found = from_json(record, given)
     except MissingPartError as missing:
-        argument = {"point_loss": "loss", "": "method"}.get(missing.field, missing.field)
+        argument = {"model": "model", "point_loss": "loss"}.get(missing.field, "method")
         raise ValueError(
             f"{argument} must be given to load: the model was saved with {missing.description}, "
             f"which is not one of lavajax's own; load(path, {argument}=...)"
@@ -314,9 +350,9 @@ def _method_of(record: Any, model: Any, loss: Any, method: Method | None) -> Met
     return found
 
 
-def _check_method(saved: Any, given: Any) -> None:
-    if different := differences(saved, given, "method"):
-        raise ValueError(f"the method must be the saved one: {'; '.join(different)}")
+def _check_same(name: str, saved: Any, given: Any) -> None:
+    if different := differences(saved, given, name):
+        raise ValueError(f"the {name} must be the saved one: {'; '.join(different)}")
 
 
 def _spec_of(record: dict[str, Any]) -> PointSpec:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,7 +91,8 @@ def to_json(value: Any, *, describe: bool = False) -> Any:
         return value
     if describe:
         own = f"{type(value).__module__}.{type(value).__qualname__}"
-        return {"own": own, "description": " ".join(repr(value).split())[:1000]}
+        plain = re.sub(r" at 0x[0-9a-f]+", "", " ".join(repr(value).split()))
+        return {"own": own, "description": plain[:1000]}
     raise ValueError(
         f"cannot write {type(value).__name__} as JSON: only lavajax's own classes have a record; "
         f"got {value!r}"
@@ -116,9 +119,19 @@ def _from_json(data: Any, own: Mapping[str, Any], field: str) -> Any:
     if not isinstance(data, dict):
         return data
     if "own" in data:
-        if own.get(field) is None:
+        given = own.get(field)
+        if given is None:
             raise MissingPartError(field, str(data.get("description", data["own"])))
-        return own[field]
+        found = to_json(given, describe=True)
+        # The class by its name alone: its module is __main__ where a script defines it.
+        if str(found.get("own")).rsplit(".", 1)[-1] != str(data["own"]).rsplit(".", 1)[-1]:
+            raise ValueError(f"{field} is saved as {data['own']}, got {given!r}")
+        if found["description"] != data.get("description"):
+            warnings.warn(
+                f"{field} is saved as {data.get('description')}, and is now {found['description']}",
+                stacklevel=2,
+            )
+        return given
     if "class" not in data:
         raise ValueError(f"a record must name its class, got the keys {', '.join(data) or 'none'}")
     name = data["class"]
@@ -142,7 +155,7 @@ def _from_json(data: Any, own: Mapping[str, Any], field: str) -> Any:
 def differences(saved: Any, given: Any, name: str) -> list[str]:
     """Where two records differ, each as ``name.field is saved as ..., got ...``.
 
-    Of users' own objects the classes are compared: a description may hold addresses.
+    Of users' own objects the classes are compared alone.
     """
     if isinstance(saved, dict) and isinstance(given, dict) and saved.keys() == given.keys():
         keys = [key for key in saved if key != "description" or "own" not in saved]

@@ -77,12 +77,26 @@ def evaluate(
         batch: tasks computed at once; bounds memory, not the result.
 
     Raises:
-        ValueError: ``num_tasks`` is below 2 or ``batch`` below 1.
+        ValueError: ``num_tasks`` is below 2 or ``batch`` below 1; params are not those of one seed;
+            the tasks are no source, or their points are not like those in training.
     """
     check_params(params)
+    check_source(tasks)
+    _check_fit(params, tasks, split)
     scorer = jax.tree_util.Partial(task_scores, params)
     found = score(scorer, tasks, num_tasks=num_tasks, seed=seed, split=split, batch=batch)
     return Evaluation(params.method.point_loss.metric_name, **found)
+
+
+def _check_fit(params: MetaParams, tasks: TaskSource, split: Split) -> None:
+    """Requires tasks of points like those that the parameters were made for."""
+    query = jax.eval_shape(lambda key: tasks.sample(key, split), jax.random.key(0)).query
+    found, spec = (query.x.shape[1:], query.y.shape[1:]), params.spec
+    if found != (spec.x_shape, spec.y_shape):
+        raise ValueError(
+            f"tasks must have points like those in training, inputs {spec.x_shape} and targets "
+            f"{spec.y_shape}, got {found[0]} and {found[1]}"
+        )
 
 
 def score(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from lavajax.extras import require
 FORMAT, VERSION = "lavajax", 1
 MANIFEST, RECORD, ARRAYS = "manifest.json", "config.json", "arrays"
 _MOST_JSON = 2**26  # bytes; what is larger is not ours, and is not read
-_TEMPORARY = ".unfinished-"
+_TEMPORARY, _PREVIOUS = ".unfinished-", ".previous-"
 
 
 class DamagedError(ValueError):
@@ -42,24 +44,42 @@ def write(
 
     Raises:
         ValueError: ``path`` is in use and ``replace`` is False, or it is no stored folder.
-        OSError: the disk is full, or the folder cannot be written to; nothing is left behind.
+        OSError: the disk is full, or the folder cannot be written to; what stood at ``path`` still
+            stands there.
     """
     checkpointer = _checkpointer()
-    path = Path(path).absolute()
+    path = Path(path).resolve()  # a link stays, and what it points to is replaced
     _check_free(path, replace)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{path.name}-", dir=path.parent))
     try:
-        temporary.mkdir()
         (temporary / RECORD).write_bytes((json.dumps(record, indent=1) + "\n").encode())
         full = {name: value for name, value in arrays.items() if value.size}
-        checkpointer.save(temporary / ARRAYS, full)  # Orbax has no arrays of size 0
+        _save_arrays(checkpointer, temporary / ARRAYS, full)  # Orbax has no arrays of size 0
         (temporary / MANIFEST).write_bytes(_manifest_text(temporary).encode())
+        temporary.chmod(0o777 & ~_umask())
         _move_in(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _save_arrays(checkpointer: Any, path: Path, arrays: dict[str, np.ndarray]) -> None:
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # what goes wrong is raised
+    try:
+        checkpointer.save(path, arrays)
+    except ValueError as error:  # what a full disk is to Orbax
+        raise OSError(f"{path.parent} cannot be written: {error}") from error
+    finally:
+        logger.setLevel(level)
 
 
 def _check_free(path: Path, replace: bool) -> None:
@@ -71,6 +91,12 @@ def _check_free(path: Path, replace: bool) -> None:
         )
     if not (path / MANIFEST).is_file():
         raise ValueError(f"path must be a saved model to be overwritten, {path} is something else")
+    own = {MANIFEST, RECORD, ARRAYS}
+    if foreign := sorted(p.name for p in path.iterdir() if p.name not in own):
+        raise ValueError(
+            f"path must hold a saved model alone to be overwritten, {path} also has "
+            f"{', '.join(foreign[:5])}"
+        )
 
 
 def _move_in(temporary: Path, path: Path) -> None:
@@ -79,15 +105,20 @@ def _move_in(temporary: Path, path: Path) -> None:
         return
     # A folder cannot be exchanged in one step everywhere: between these two the old one has
     # another name, which ``open_record`` tells whoever looks for it.
-    previous = _previous(path)
-    shutil.rmtree(previous, ignore_errors=True)
-    path.rename(previous)
-    temporary.rename(path)
-    shutil.rmtree(previous, ignore_errors=True)
+    aside = _previous(path)
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
+    try:
+        temporary.rename(path)
+    except BaseException:
+        if not path.exists():
+            aside.rename(path)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _previous(path: Path) -> Path:
-    return path.with_name(path.name + ".previous")
+    return path.with_name(f"{_PREVIOUS}{path.name}")
 
 
 def remove_unfinished(parent: Path) -> None:
@@ -132,7 +163,10 @@ def open_record(path: Path) -> dict[str, Any]:
             )
         if _digest(file) != entry["sha256"]:
             raise DamagedError(f"{file} is damaged: its SHA-256 is not the one it was written with")
-    return json.loads(_read_small(path / RECORD))
+    record = json.loads(_read_small(path / RECORD))
+    if not isinstance(record, dict):
+        raise DamagedError(f"{path / RECORD} is damaged: it is no record")
+    return record
 
 
 def read_arrays(path: Path, shapes: dict[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, Any]:
@@ -151,7 +185,7 @@ def read_arrays(path: Path, shapes: dict[str, tuple[tuple[int, ...], np.dtype]])
     folder = Path(path).absolute() / ARRAYS
     try:
         found = _checkpointer().restore(folder, restore_args=as_numpy)
-    except (ValueError, KeyError, OSError) as error:
+    except (ValueError, KeyError) as error:  # an OSError is the machine's, not the file's
         raise DamagedError(f"{folder} is damaged: Orbax cannot read it ({error})") from error
     found |= {name: np.zeros(s, dtype) for name, (s, dtype) in shapes.items() if 0 in s}
     for name, (shape, dtype) in shapes.items():

@@ -283,6 +283,8 @@ def train(
         _check_state(state, method, seeds)
         state = jax.tree.map(jnp.copy, state)  # the caller's own is not given up to the chunks
     done = int(np.max(state.step))
+    if done > steps:
+        raise ValueError(f"state must not be beyond steps = {steps}, got one of step {done}")
 
     # No step at all compiles the same function, so that its time can be told apart.
     begun = time.perf_counter()

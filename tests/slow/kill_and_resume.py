@@ -54,18 +54,18 @@ def final_state(folder: Path, steps: int) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
 
 
-def run(line: list[str]) -> float:
-    """Runs to the end; the seconds it took."""
-    begun = time.monotonic()
+def run(line: list[str]) -> str:
+    """Runs to the end; what it printed."""
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    return time.monotonic() - begun
+    return done.stdout
 
 
 def unbroken(folder: Path, steps: int) -> tuple[list[np.ndarray], float]:
     """The state of a run that nobody kills, and the seconds it took."""
-    seconds = run(start(folder, steps))
-    return final_state(folder, steps), seconds
+    begun = time.monotonic()
+    run(start(folder, steps))
+    return final_state(folder, steps), time.monotonic() - begun
 
 
 def kill(folder: Path, steps: int, after: float) -> str:
@@ -85,7 +85,9 @@ def kill(folder: Path, steps: int, after: float) -> str:
 def resume(folder: Path, steps: int) -> list[np.ndarray]:
     """Goes on with a killed run to its end; its final state."""
     if (folder / "config.json").is_file():
-        run(command(f"--resume={folder}"))
+        had = any(p.name.isdecimal() for p in (folder / "checkpoints").glob("*"))
+        text = run(command(f"--resume={folder}"))
+        assert ("going on from step" in text) == had, text
     else:  # killed before it had written what it is
         run(start(folder, steps))
     return final_state(folder, steps)

@@ -43,7 +43,7 @@ class Job:
     @property
     def key(self) -> dict[str, Any]:
         """All that the result depends on."""
-        row = {"optimizer": self.row.optimizer, "rate": self.row.rate}
+        row: dict[str, Any] = {"optimizer": self.row.optimizer, "rates": self.row.rates}
         row |= {"method": to_json(self.row.method), "searched": self.row.searched}
         return {
             "row": row,
@@ -109,17 +109,12 @@ def _key(job: Job, method: Any, rate: float) -> dict[str, Any]:
 
 
 def _run(job: Job, method: Any, rate: float, seed: int, model: Path) -> dict[str, Any]:
-    """One seed: trained to the end, saved, scored and timed."""
-    seconds: list[float] = []
-    compiling = 0.0
-    curve: list[list[float]] = []  # seconds of training so far, error on a few unseen tasks
+    """One seed: trained to the end, saved and scored."""
+    curve: list[list[float]] = []  # outer steps so far, error on a few unseen tasks
 
     def record(progress: lavajax.Progress) -> None:
-        nonlocal compiling
-        compiling = progress.compile_seconds
-        seconds.append(progress.seconds)
         error = _score(job, progress.state.params, "test", min(500, job.protocol.test_tasks), 1)
-        curve.append([round(sum(seconds), 3), error.mean])
+        curve.append([progress.step, error.mean])
 
     try:
         steps = job.protocol.steps
@@ -133,15 +128,58 @@ def _run(job: Job, method: Any, rate: float, seed: int, model: Path) -> dict[str
         "median": found.median,
         "nll": None if found.nll is None else float(np.mean(found.nll)),
         "coverage": None if found.coverage is None else float(np.mean(found.coverage)),
-        "step_ms": 1e3 * sum(seconds) / job.protocol.steps,
-        "compile_s": compiling,
-        "adapt_us": _latency(job, params),
         "curve": curve,
     }
 
 
+def measure(job: Job, chosen: dict[str, Any]) -> dict[str, float]:
+    """Times of a cell, by themselves: they want an idle machine.
+
+    Args:
+        job: the cell.
+        chosen: what ``compute`` has chosen for it.
+
+    Returns:
+        ``step_ms``, an outer step; ``task_us``, adaptation and prediction of a task, of a batch of
+        100, as they are scored.
+    """
+    method = job.row.method
+    if job.row.searched:
+        method = dataclasses.replace(method, inner_steps=chosen["inner_steps"])
+    steps, seconds = max(job.protocol.steps // 100, 1), []
+    params = _train(
+        job,
+        method,
+        chosen["outer_rate"],
+        steps=5 * steps,
+        chunk=steps,
+        callback=lambda progress: seconds.append(progress.seconds),
+    ).params
+    keys = jax.random.split(jax.random.key(0), 100)
+    tasks = jax.vmap(lambda key: job.task.sample(key, "test"))(keys)
+
+    @jax.jit
+    def predict(params: lavajax.MetaParams) -> jax.Array:
+        def one(task: lavajax.Task, key: jax.Array) -> jax.Array:
+            adapted = lavajax.adapt(params, task.support, key=key)
+            return lavajax.predict(params, adapted, task.query.x).mean
+
+        return jax.vmap(one)(tasks, keys)
+
+    jax.block_until_ready(predict(params))
+    times = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        jax.block_until_ready(predict(params))
+        times.append(time.perf_counter() - begun)
+    return {
+        "step_ms": 1e3 * statistics.median(seconds) / steps,
+        "task_us": 1e6 * statistics.median(times) / len(keys),
+    }
+
+
 def _train(
-    job: Job, method: Any, rate: float, *, steps: int, seed: int = 0, callback: Any = None
+    job: Job, method: Any, rate: float, *, steps: int, seed: int = 0, **options: Any
 ) -> lavajax.Trained:
     sgd = job.row.optimizer == "sgd"
     return lavajax.train(
@@ -151,8 +189,7 @@ def _train(
         seed=seed,
         meta_batch=job.protocol.meta_batch,
         optimizer=optax.sgd(rate) if sgd else lavajax.outer_optimizer(steps, rate=rate),
-        chunk=max(steps // 20, 1),
-        callback=callback,
+        **{"chunk": max(steps // 20, 1), **options},
     )
 
 
@@ -160,16 +197,3 @@ def _score(
     job: Job, params: lavajax.MetaParams, split: Any, tasks: int, seed: int = 0
 ) -> lavajax.Evaluation:
     return lavajax.evaluate(params, job.task, num_tasks=tasks, split=split, seed=seed)
-
-
-def _latency(job: Job, params: lavajax.MetaParams) -> float:
-    """Microseconds of one compiled adaptation to one task: the median of many calls."""
-    adapt = jax.jit(lavajax.adapt)
-    support = job.task.sample(jax.random.key(0), "test").support
-    jax.block_until_ready(adapt(params, support))
-    times = []
-    for _ in range(100):
-        begun = time.perf_counter()
-        jax.block_until_ready(adapt(params, support))
-        times.append(time.perf_counter() - begun)
-    return 1e6 * statistics.median(times)

@@ -23,12 +23,13 @@ BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#777777"
 
 # A method has the same colour and dashes everywhere; relatives share a colour.
-_LONG = (0, (5, 1, 1, 1, 1, 1))
+_SHORT, _LONG = (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1))
 LOOKS: dict[str, tuple[str, Any]] = {
     "LAVA, the paper's setting": (VERMILION, "-"),
     "LAVA, learned epsilon": (VERMILION, "--"),
     "LAVA, converged": (VERMILION, ":"),
     "LAVA, context": (VERMILION, "-."),
+    "LAVA, context, at prior": (VERMILION, _SHORT),
     "LAVA, all weights": (VERMILION, _LONG),
     "ANIL": (BLUE, "-"),
     "CAVIA": (GREEN, "-"),
@@ -42,8 +43,10 @@ LOOKS: dict[str, tuple[str, Any]] = {
     "VR-MAML, tuned": (SKY, "--"),
     "VR-MAML, as released": (SKY, ":"),
     "MetaMix": (SKY, "-."),
+    "VFML, storm": (SKY, _LONG),
     "ridge head": (PURPLE, "-"),
     "ALPaCA": (PURPLE, "--"),
+    "ALPaCA, MSE": (PURPLE, _LONG),
     "DKT, linear": (PURPLE, ":"),
     "DKT, RBF": (PURPLE, "-."),
     "CNP": (BLACK, "-"),

@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import sine_table
 from cells import Cells
-from comparison import compute
+from comparison import compute, measure
 from files import write_whole
 from protocols import EXTENDED_ROWS, HEADLINE, PAPER_ROWS, QUICK, Row
 
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("item", choices=ITEMS, help="table or figure")
     parser.add_argument("--extended", action="store_true", help="methods beyond the paper's too")
     parser.add_argument("--quick", action="store_true", help="3 methods at N = 2, hardly trained")
+    parser.add_argument("--time", action="store_true", help="measure times too, on an idle machine")
     parser.add_argument("--render", action="store_true", help="compute nothing")
     parser.add_argument("--rows", nargs="+", help="only these methods")
     parser.add_argument("--shots", type=int, nargs="+", help="only these N")
@@ -49,19 +51,21 @@ def main() -> int:
     if args.rows:
         names = {row.name for row in rows}
         if unknown := set(args.rows) - names:
-            print(f"error: --rows must be of {', '.join(sorted(names))}; got {unknown}")
+            print(f"error: --rows must be of {'; '.join(sorted(names))}: got {'; '.join(unknown)}")
             return 2
         chosen = tuple(row for row in rows if row.name in args.rows)
     cells = Cells(results / args.item)
     pieces = Cells(work / args.item / "pieces")
     jobs = [item.job(row, n, protocol) for n in shots for row in chosen]
-    for index, job in enumerate(jobs):
-        if args.render or cells.get(job.name, job.key) is not None:
-            continue
+    for index, job in enumerate([] if args.render else jobs):
         begun = time.monotonic()
-        print(f"{index + 1}/{len(jobs)}  {job.name}", end=" ", flush=True)
-        compute(job, cells, pieces, work / args.item / "models")
-        print(f"{time.monotonic() - begun:.0f} s", flush=True)
+        if cells.get(job.name, job.key) is None:
+            print(f"{index + 1}/{len(jobs)}  {job.name}", end=" ", flush=True)
+            compute(job, cells, pieces, work / args.item / "models")
+            print(f"{time.monotonic() - begun:.0f} s", flush=True)
+        if args.time:
+            times = partial(measure, job, cells.get(job.name, job.key)["chosen"])
+            cells.compute(f"{job.name} time", job.key, times)
     sections = [item.render(cells, protocol, results)]
     text = "\n\n".join(["# Results", *sections]) + "\n"
     write_whole(results.parent / "RESULTS.md", text)

@@ -33,19 +33,20 @@ def job(row: Row, shots: int, protocol: Protocol) -> Job:
 
 def render(cells: Cells, protocol: Protocol, folder: Path) -> str:
     """Draws the figure into ``folder``, and returns the section of RESULTS.md."""
-    found = {
-        (row.name, n): result
-        for row in PAPER_ROWS + EXTENDED_ROWS
-        for n in SHOTS
-        if (result := cells.get((each := job(row, n, protocol)).name, each.key)) is not None
-    }
+    found: dict[tuple[str, int], Any] = {}
+    for row in PAPER_ROWS + EXTENDED_ROWS:
+        for n in SHOTS:
+            each = job(row, n, protocol)
+            if (result := cells.get(each.name, each.key)) is not None:
+                times = cells.get(f"{each.name} time", each.key)
+                found[row.name, n] = {**result, "times": times}
     parts = [_table(found), _settings(found), _densities(found), _verdict(found)]
-    if any(n == 10 for _, n in found):
+    if any(n == 10 and result["times"] for (_, n), result in found.items()):
         draw(found, folder / FIGURE)
         parts.append(
             f"![Test error against training time, N = 10]({folder.name}/{FIGURE})\n\n"
             "Test error on 500 unseen tasks against seconds of training, compilation apart, at "
-            "N = 10, first seed."
+            "N = 10, first seed: outer steps times the time of a step."
         )
     intro = (
         f"Mean squared error on {protocol.test_tasks:,} unseen sine waves, final parameters, mean "
@@ -53,13 +54,20 @@ def render(cells: Cells, protocol: Protocol, folder: Path) -> str:
         f"Protocol `{protocol.name}`: {protocol.steps:,} outer steps of {protocol.meta_batch} "
         "fresh tasks; for each cell the outer rate and, where a method has them, the inner steps "
         f"are chosen on {protocol.validation_tasks:,} validation tasks after "
-        f"{protocol.search_steps:,} steps of one seed. Made by\n\n"
-        "```text\npython experiments/paper.py sine --extended\n```"
+        f"{protocol.search_steps:,} steps of one seed, from rates {_list(protocol.rates)} and S of "
+        f"{_list(protocol.inner_steps)}, or {_list(protocol.inner_steps_full)} where all weights "
+        "adapt. Contexts have 4 numbers and a learned start. Made by\n\n"
+        "```text\npython experiments/paper.py sine --extended\n"
+        "python experiments/paper.py sine --extended --time\n```"
     )
     references = ", ".join(f"{name} {value:g}" for name, value in sine_errors(task(1)).items())
     return "\n\n".join(
         ["## Sine waves", intro, *filter(None, parts), f"Without learning: {references}."]
     )
+
+
+def _list(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
 
 
 def _errors(result: dict[str, Any]) -> np.ndarray:
@@ -74,8 +82,8 @@ def _show(errors: np.ndarray) -> str:
 
 
 def _table(found: dict[tuple[str, int], Any]) -> str:
-    """The errors, and times at the largest N that has them."""
-    head = ["method", *(f"N = {n}" for n in SHOTS), "ms a step", "us an adaptation"]
+    """The errors, and times at N = 10."""
+    head = ["method", *(f"N = {n}" for n in SHOTS), "ms a step", "us a task"]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for row in PAPER_ROWS + EXTENDED_ROWS:
         results = {n: found.get((row.name, n)) for n in SHOTS}
@@ -86,12 +94,13 @@ def _table(found: dict[tuple[str, int], Any]) -> str:
             paper = PAPER_SINE.get(row.paper or "", {}).get(n)
             beside = "" if paper is None else f" ({paper:g})"
             shown.append(("" if result is None else _show(_errors(result))) + beside)
-        timed = results[10] or next(r for r in results.values() if r)
-        for name in ("step_ms", "adapt_us"):
-            times = [s[name] for s in timed["seeds"] if name in s]
-            shown.append(f"{np.median(times):.3g}" if times else "")
+        times = (results[10] or {}).get("times") or {}
+        shown += [f"{times[t]:.3g}" if t in times else "" for t in ("step_ms", "task_us")]
         lines.append(f"| {row.name} | {' | '.join(shown)} |")
-    return "\n".join(lines) + "\n\nTimes are medians over seeds at N = 10."
+    return "\n".join(lines) + (
+        "\n\nTimes at N = 10, on 2 CPU cores: an outer step, and adaptation and prediction of a "
+        "task as it is scored, in a batch of 100."
+    )
 
 
 def _settings(found: dict[tuple[str, int], Any]) -> str:
@@ -115,9 +124,11 @@ def _densities(found: dict[tuple[str, int], Any]) -> str:
         shown = []
         for n in SHOTS:
             seeds = found.get((row.name, n), {}).get("seeds", [])
-            pairs = [(s["nll"], s["coverage"]) for s in seeds if s.get("nll") is not None]
-            nll, coverage = np.mean(pairs, axis=0) if pairs else (0, 0)
-            shown.append(f"{nll:.3g}, {100 * coverage:.1f}%" if pairs else "")
+            known = [s for s in seeds if s.get("coverage") is not None]
+            nll = [s["nll"] for s in known if s["nll"] is not None]
+            parts = [f"{np.mean(nll):.3g}"] if nll else []
+            parts += [f"{100 * np.mean([s['coverage'] for s in known]):.1f}%"] if known else []
+            shown.append(", ".join(parts))
         if any(shown):
             lines.append(f"| {row.name} | {' | '.join(shown)} |")
     if not lines:
@@ -132,17 +143,25 @@ def _verdict(found: dict[tuple[str, int], Any]) -> str:
     for n in SHOTS:
         lava = found.get(("LAVA, the paper's setting", n))
         rivals = {
-            row.name: float(np.nanmean(_errors(found[row.name, n])))
-            for row in PAPER_ROWS
-            if (row.name, n) in found and not row.name.startswith(("LAVA", "ridge"))
+            row.name: float(_errors(found[row.name, n]).mean())
+            for row in PAPER_ROWS + EXTENDED_ROWS
+            if (row.name, n) in found and row.name != "LAVA, the paper's setting"
         }
+        papers = {row.name for row in PAPER_ROWS if row.paper}
         if lava is None or not rivals:
             continue
-        own, best = float(_errors(lava).mean()), min(rivals, key=lambda name: rivals[name])
-        lines.append(
-            f"- N = {n}: LAVA in the paper's setting {own:.3g}, the best method that the paper "
-            f"compares it with {rivals[best]:.3g} ({best}), a ratio of {rivals[best] / own:.3g}."
-        )
+        own = float(_errors(lava).mean())
+        for title, names in (
+            ("of the methods that the paper compares it with", papers),
+            ("of all others", rivals.keys() - papers),
+        ):
+            here = {k: v for k, v in rivals.items() if k in names and np.isfinite(v)}
+            if here:
+                best = min(here, key=lambda name: here[name])
+                lines.append(
+                    f"- N = {n}: LAVA in the paper's setting {own:.3g}; the best {title} "
+                    f"{here[best]:.3g} ({best}), {here[best] / own:.3g} times as much."
+                )
     return "\n".join(lines)
 
 
@@ -152,9 +171,11 @@ def draw(found: dict[tuple[str, int], Any], path: Path) -> None:
     figure, axis = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     for row in PAPER_ROWS + EXTENDED_ROWS:
         result = found.get((row.name, 10))
-        curve = np.array(result["seeds"][0]["curve"]) if result else np.zeros((0, 2))
-        if len(curve):
-            axis.plot(*curve.T, label=row.name, **figures.line(row.name))
+        if result is None or result["times"] is None:
+            continue
+        steps, errors = np.array(result["seeds"][0]["curve"], float).T
+        seconds = steps * result["times"]["step_ms"] / 1e3
+        axis.plot(seconds, errors, label=row.name, **figures.line(row.name))
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xlabel("training, s")

@@ -21,6 +21,7 @@ from helpers import (
     make_points,
     stack,
 )
+from lavajax.evaluate import task_scores
 from lavajax.outer import BatchExpectation
 from lavajax.types import TrainState
 
@@ -161,7 +162,11 @@ def test_shapes_and_finite_values(name):
             assert jnp.all(variance > 0)
     loss = params.method.loss(params, lavajax.Task(support, query), jax.random.key(0))
     assert loss.shape == ()
-    assert_finite([adapted.block, prediction.mean, loss])
+    scores = task_scores(params, lavajax.Task(support, query), jax.random.key(0))
+    assert ("coverage" in scores) == (name in REGRESSION and prediction.variance is not None)
+    assert ("nll" in scores) == (prediction.noise is not None)
+    assert all(score.shape == () for score in scores.values())
+    assert_finite([adapted.block, prediction.mean, loss, scores])
 
 
 @every_method

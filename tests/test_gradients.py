@@ -70,6 +70,7 @@ SETTINGS = {
     "ridge-classes": lj.Ridge(SMOOTH, CLASSES),
     "maml-classes": lj.Maml(SMOOTH, CLASSES),
     "meta-sgd": lj.MetaSgd(SMOOTH, inner_steps=2),
+    "vfml-storm": lj.Vfml(SMOOTH, variant="storm", first_order=False, inner_steps=2, gamma=0.3),
     "reptile": lj.Reptile(SMOOTH, inner_steps=2),
     "llama-head": lj.Llama(SMOOTH, eta=0.3),
     "llama-context": lj.Llama(SMOOTH, subspace=CONTEXT, eta=0.3),

@@ -27,7 +27,7 @@ def paper(monkeypatch, tmp_path):
 
 
 def test_quick_table_is_computed_once_and_rendered(paper, tmp_path, monkeypatch, capsys):
-    assert paper("sine", "--quick") == 0
+    assert paper("sine", "--quick", "--time") == 0
     text = (tmp_path / "RESULTS.md").read_text()
     for name in ("ANIL", "LAVA, the paper's setting", "ridge head"):
         line = next(each for each in text.splitlines() if each.startswith(f"| {name} |"))
@@ -35,12 +35,15 @@ def test_quick_table_is_computed_once_and_rendered(paper, tmp_path, monkeypatch,
     assert "N = 2: LAVA in the paper's setting" in text
     assert "no adaptation, at best 3.01" in text
     files = sorted(p.name for p in (tmp_path / "results" / "sine").iterdir())
-    assert files == ["anil-n-2.json", "lava-the-paper-s-setting-n-2.json", "ridge-head-n-2.json"]
-    record = json.loads((tmp_path / "results" / "sine" / files[0]).read_text())
+    names = ("anil", "lava-the-paper-s-setting", "ridge-head")
+    assert files == [f"{name}-n-2{end}.json" for name in names for end in ("-time", "")]
+    times = json.loads((tmp_path / "results" / "sine" / files[0]).read_text())["result"]
+    assert times["step_ms"] > 0
+    assert times["task_us"] > 0
+    record = json.loads((tmp_path / "results" / "sine" / files[1]).read_text())
     (seed,) = record["result"]["seeds"]
     assert seed["mse"] > 0
-    assert seed["step_ms"] > 0
-    assert seed["adapt_us"] > 0
+    assert [step for step, _ in seed["curve"]] == list(range(1, 21))
     assert record["result"]["chosen"] == {"inner_steps": 1, "outer_rate": 5e-3}
     model = lavajax.load(tmp_path / "runs" / "paper_quick" / "sine" / "models" / "ANIL N=2 0")
     assert model.method == lavajax.Anil()
@@ -53,13 +56,13 @@ def test_quick_table_is_computed_once_and_rendered(paper, tmp_path, monkeypatch,
 
     monkeypatch.setattr(lavajax, "train", again)
     assert paper("sine", "--quick") == 0
-    (tmp_path / "results" / "sine" / files[0]).unlink()
+    (tmp_path / "results" / "sine" / files[1]).unlink()
     assert paper("sine", "--quick") == 0  # from its pieces
-    assert json.loads((tmp_path / "results" / "sine" / files[0]).read_text()) == record
+    assert json.loads((tmp_path / "results" / "sine" / files[1]).read_text()) == record
     with pytest.raises(AssertionError, match="computed again"):
         paper("sine", "--rows", "ANIL", "--shots", "2")  # another protocol is another result
     assert paper("sine", "--rows", "ANUL") == 2
-    assert "--rows must be of ALPaCA, ANIL" in capsys.readouterr().out
+    assert "--rows must be of ALPaCA; ALPaCA, MSE; ANIL" in capsys.readouterr().out
 
 
 def test_every_row_is_a_method_with_candidates_and_a_name_of_its_own(paper):

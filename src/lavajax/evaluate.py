@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -30,9 +29,9 @@ class Evaluation:
         values: the metric of each task, averaged over its query points, ``[tasks]``.
         nll: the negative log density of the query targets under a Gaussian with the predicted mean
             and variance (epistemic and noise together), in nats, averaged over points and outputs,
-            ``[tasks]``; None for methods without error bars.
+            ``[tasks]``; None for methods that do not predict the noise of observations.
         coverage: the share of query targets, of all outputs, inside the central 95% interval of
-            that Gaussian, ``[tasks]``; likewise.
+            that Gaussian, ``[tasks]``; None for methods without error bars, and for classes.
     """
 
     metric: str
@@ -162,19 +161,20 @@ def task_scores(params: MetaParams, task: Task, key: Array | None = None) -> dic
     """The scores of the query of one task after adapting to its support.
 
     Returns:
-        Scalars: ``values``, the metric, and, where the method predicts variances, ``nll`` and
-        ``coverage``, as in ``Evaluation``.
+        Scalars: ``values``, the metric, and, where they are known, ``nll`` and ``coverage``, as in
+        ``Evaluation``.
     """
     method = params.method
     query = points.sanitise(task.query)
     adapted = method.adapt(params, task.support, key=key)
     prediction = method.predict(params, adapted, query.x, mask=query.mask)
     scores = {"values": points.mean_metric(method.point_loss, prediction.mean, query)}
-    variances = [v for v in (prediction.epistemic, prediction.noise) if v is not None]
-    if variances:
-        y, variance = query.y.astype(prediction.mean.dtype), functools.reduce(jnp.add, variances)
-        density = gaussian.negative_log_density(prediction.mean, variance, y)
+    variance = prediction.variance
+    y = method.point_loss.cast(query.y, prediction.mean.dtype)
+    if variance is not None and jnp.issubdtype(y.dtype, jnp.floating):
         inside = gaussian.inside_interval(prediction.mean, variance, y)
-        scores["nll"] = points.average(jnp.mean(density, axis=-1), query)
         scores["coverage"] = points.average(jnp.mean(inside, axis=-1), query)
+        if prediction.noise is not None:
+            density = gaussian.negative_log_density(prediction.mean, variance, y)
+            scores["nll"] = points.average(jnp.mean(density, axis=-1), query)
     return scores

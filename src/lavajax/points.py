@@ -21,6 +21,11 @@ def count(points: Points, dtype: jnp.dtype | type = float) -> Array:
     return jnp.maximum(jnp.sum(weights(points, dtype)), 1.0)
 
 
+def any_real(points: Points) -> Array:
+    """Whether there is a real point at all, a boolean scalar."""
+    return jnp.any(weights(points) > 0)
+
+
 def sanitise(points: Points) -> Points:
     """A copy of the first real point where the mask is False; zeros where no point is real.
 

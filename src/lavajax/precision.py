@@ -74,11 +74,13 @@ def log_det_rows(rows: Array, ridge: Array | float, route: Route = "auto") -> Ar
             (n - r) log ridge + log det(A A^T + ridge I_r); ``"auto"`` the smaller.
     """
     r, n = rows.shape
-    if route == "dual" or (route == "auto" and r < n):
-        gram = jnp.matmul(rows, rows.T, precision=_EXACT)
-        rest = (n - r) * jnp.log(jnp.asarray(ridge, gram.dtype))
-        return rest + log_det_positive(add_diagonal(gram, ridge))
-    return log_det_positive(add_diagonal(jnp.matmul(rows.T, rows, precision=_EXACT), ridge))
+    dual = route == "dual" or (route == "auto" and r < n)
+    left = rows if dual else rows.T
+    gram = jnp.matmul(left, left.T, precision=_EXACT)
+    # Raised by what rounding may take away, so that the matrix can always be factored.
+    rounding = 10 * jnp.finfo(gram.dtype).eps * jnp.trace(gram) / max(gram.shape[0], 1)
+    log_det = log_det_positive(add_diagonal(gram, ridge + rounding))
+    return log_det + (n - r) * jnp.log(jnp.asarray(ridge, gram.dtype)) if dual else log_det
 
 
 def add_diagonal(matrix: Array, value: Array | float) -> Array:

@@ -8,9 +8,11 @@ that are not arrays at all. Users' input is checked once, in ``lavajax.api``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 
 if TYPE_CHECKING:
     from lavajax.methods.base import Method
@@ -99,8 +101,8 @@ class Adapted:
             for a context ``[C]``, for all weights the network's own pytree. Stochastic methods that
             were given a key, and ensembles, have a leading axis of samples on every leaf. Neural
             processes, which adapt no parameters, have the encoded support here.
-        posterior: what ``predict`` needs beside the block for error bars, factored once; None for
-            methods without.
+        posterior: what ``predict`` needs beside the block for error bars; None for methods
+            without.
     """
 
     block: PyTree
@@ -121,6 +123,12 @@ class Prediction:
     mean: Array
     epistemic: Array | None = None
     noise: Array | None = None
+
+    @property
+    def variance(self) -> Array | None:
+        """``[M, k]``, epistemic and noise together; None where neither is known."""
+        known = [v for v in (self.epistemic, self.noise) if v is not None]
+        return functools.reduce(jnp.add, known) if known else None
 
 
 @jax.tree_util.register_dataclass

@@ -89,7 +89,7 @@ class AttentiveCnp:
             {
                 "keys": project(attention["key"], at_x, self.heads),
                 "values": project(attention["value"], values, self.heads),
-                "real": points.weights(support),
+                "real": points.weights(support, values.dtype),
             }
         )
 

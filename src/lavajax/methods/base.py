@@ -290,7 +290,7 @@ def density_loss(method: Method, params: MetaParams, task: Task, key: Array | No
     adapted = method.adapt(params, task.support, key=key)
     query = points.sanitise(task.query)
     prediction = method.predict(params, adapted, query.x, mask=query.mask)
-    variance = sum(v for v in (prediction.epistemic, prediction.noise) if v is not None)
+    assert prediction.variance is not None
     y = method.point_loss.cast(query.y, prediction.mean.dtype)
-    nll = negative_log_density(prediction.mean, jnp.asarray(variance), y)
+    nll = negative_log_density(prediction.mean, prediction.variance, y)
     return points.average(jnp.mean(nll, axis=-1), query)

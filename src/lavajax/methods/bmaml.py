@@ -43,8 +43,8 @@ class Bmaml:
                                               - T grad_{theta_j} k(theta_j, theta_m)].
 
     ``k`` is Gaussian with the median bandwidth. L stands for -log p, and is a mean: with N points
-    the posterior of unit noise variance has T of about 1/N. One particle is MAML. The prediction is
-    the mean over particles, and ``epistemic`` their variance.
+    and k outputs the posterior of unit noise variance has T = 2/(N k). One particle is MAML. The
+    prediction is the mean over particles, and ``epistemic`` their variance.
 
     Attributes:
         model: backbone.
@@ -125,8 +125,7 @@ class Bmaml:
     def _descend(self, params: MetaParams, support: Points, start: PyTree, steps: int) -> PyTree:
         """Stein steps of the particles on the mean loss of the points."""
         # Without a point there is nothing to adapt to: repulsion alone would still move them.
-        real = jnp.any(points.weights(support) > 0)
-        rate = jnp.where(real, inner_rate(self, params), 0.0)
+        rate = jnp.where(points.any_real(support), inner_rate(self, params), 0.0)
         return stein_descend(self._objective(params, support), start, rate, steps, self.temperature)
 
     def _objective(self, params: MetaParams, support: Points) -> Callable[[PyTree], Array]:

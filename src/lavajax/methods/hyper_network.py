@@ -98,8 +98,7 @@ class HyperNetwork:
         encodings = encoder.features(params["encoder"], {}, pairs)
         mean = points.average(encodings, support)
         delta = decoder.features(params["decoder"], {}, mean[None]).reshape(prior.shape)
-        real = jnp.any(points.weights(support) > 0)
-        return Adapted(prior + jnp.where(real, delta, 0).astype(prior.dtype))
+        return Adapted(prior + jnp.where(points.any_real(support), delta, 0).astype(prior.dtype))
 
     predict = predict_mean
     loss = query_loss

@@ -32,7 +32,7 @@ from lavajax.outer import gradient_step, no_memory
 from lavajax.subspace import Bound, Full, Head, Subspace
 from lavajax.types import Adapted, Array, MetaParams, Points, PyTree
 
-# A learned lambda of a head stands above this share of mean_i ||z_i||^2, as Ridge's does.
+# A learned lambda of a head stands above this share of c mean_i ||z_i||^2, as Ridge's does.
 _FLOOR = 2e-4
 
 
@@ -59,7 +59,7 @@ class IMaml:
         subspace: what adapts: ``Head()``, ``Context(size)`` or ``Full()``, all weights.
         proximal: lambda, or where it starts.
         learn_proximal: learn log lambda in the outer loop; that of a head then stands above
-            2e-4 mean_i ||z_i||^2, for float32.
+            2e-4 c mean_i ||z_i||^2, for float32.
         solver: ``"closed"`` form, of a head under squared error; ``"gradient"`` descent; or
             ``"auto"``, the closed form where there is one.
         inner_steps: gradient steps towards phi*; unused by the closed form.
@@ -141,7 +141,8 @@ class IMaml:
         """lambda."""
         scale = jnp.zeros(())
         if isinstance(self.subspace, Head):
-            scale = points.average(jnp.sum(bound.inputs**2, axis=-1), support)
+            c = self.point_loss.constant_curvature(bound.prior.shape[1]) or 1.0
+            scale = c * points.average(jnp.sum(bound.inputs**2, axis=-1), support)
         return regulariser(params, "log_proximal", self.proximal, _FLOOR, scale)
 
     def _objective(

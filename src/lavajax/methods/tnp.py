@@ -83,13 +83,13 @@ class Tnp:
         """
         del key  # deterministic
         support = points.sanitise(support)
-        real = points.weights(support)
+        pairs = points.pairs(self.point_loss, support)
+        start = self._embedding.features(params["embedding"], {}, pairs)
+        real = points.weights(support, start.dtype)
 
         def layer(tokens: Array, weights: PyTree) -> tuple[Array, Array]:
             return self._layer(weights, tokens, tokens, real), tokens
 
-        pairs = points.pairs(self.point_loss, support)
-        start = self._embedding.features(params["embedding"], {}, pairs)
         return Adapted({"tokens": lax.scan(layer, start, params["layers"])[1], "real": real})
 
     def predict(

@@ -108,12 +108,11 @@ class Vfml:
             return prior_of(self, params)
         support, bound = bind_support(self, params, support)
         objective = support_loss(self, support, bound)
-        term = params.fixed["variance_reduction"]
+        term = lax.stop_gradient(params.fixed["variance_reduction"])
         if self.variant == "storm":
             term = jax.tree.map(jnp.subtract, term, jax.grad(objective)(bound.prior))
-        some = jnp.any(points.weights(support) > 0)  # without any point the prior stays
+        some = points.any_real(support)  # without any point the prior stays
         term = jax.tree.map(lambda t: jnp.where(some, (1 - self.gamma) * t, 0), term)
-        term = lax.stop_gradient(term)
         first_order = self.variant == "storm" if self.first_order is None else self.first_order
 
         # A constant added to the gradient is a linear function added to the loss.

@@ -53,7 +53,7 @@ class Reporter:
         left = _duration((self._steps - progress.step) / rate)
         text = (
             f"{progress.step}/{self._steps}  loss {loss:.2g}  test {metric} {test:.2g}  "
-            f"{rate:.0f} steps/s  {left} left"
+            f"{rate:.3g} steps/s  {left} left"
         )
         due = math.floor(10 * progress.step / self._steps)
         if self._bar is not None:

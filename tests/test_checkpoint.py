@@ -413,7 +413,7 @@ def test_newest_whole_state_is_used_and_the_damaged_one_named(tmp_path):
     assert restore_state(tmp_path, state).step == 15
 
 
-def test_state_of_other_hyperparameters_is_refused(tmp_path):
+def test_state_of_other_hyperparameters_is_refused(tmp_path, monkeypatch):
     save_state(start_state(METHOD, SOURCE, TX), tmp_path)
     other = start_state(dataclasses.replace(METHOD, epsilon=0.5), SOURCE, TX)
     with pytest.raises(ValueError, match=r"method\.epsilon is saved as 0\.1, got 0\.5"):
@@ -423,6 +423,10 @@ def test_state_of_other_hyperparameters_is_refused(tmp_path):
         restore_state(tmp_path, start_state(deeper, SOURCE, TX))
     with pytest.raises(ValueError, match=r"learned/head is \(9, 1\) float32, and .* \(2, 9, 1\)"):
         restore_state(tmp_path, start_state(METHOD, SOURCE, TX, seeds=2))
+    monkeypatch.setattr(jax, "__version__", "0.9.9")
+    state = start_state(METHOD, SOURCE, TX)
+    with pytest.warns(UserWarning, match=r"written with JAX .*, and this is 0\.9\.9"):
+        assert_same(restore_state(tmp_path, state), state)
     with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
         save_state(other, tmp_path, keep=0)
     with pytest.raises(ValueError, match="must be of a step that is not saved yet"):

@@ -150,6 +150,12 @@ def restore_state(
     def read(folder: Path) -> TrainState:
         record = _record(folder)
         _check_same("method", record["method"], to_json(like.params.method, describe=True))
+        if (version := record["versions"]["jax"]) != jax.__version__:
+            warnings.warn(
+                f"{folder} was written with JAX {version}, and this is {jax.__version__}: the run "
+                "goes on, and not to the same bits",
+                stacklevel=4,
+            )
         if settings is not None:
             _check_same("settings", record["settings"], json.loads(json.dumps(settings)))
         return _read(folder, record, like, "")
@@ -230,6 +236,7 @@ def _record(folder: Path) -> dict[str, Any]:
     try:
         _spec_of(record["spec"])
         whole = record["kind"] in ("params", "state") and record.keys() >= {"method", "settings"}
+        whole = whole and isinstance(record["versions"]["jax"], str)
         whole = whole and (record["seeds"] is None or int(record["seeds"]) > 0)
         for entry in record["leaves"].values():
             whole = whole and all(int(size) >= 0 for size in _stored(entry)[0])

@@ -203,7 +203,7 @@ def summary(cells: Cells, settings: Settings) -> list[dict[str, Any]]:
 def error(row: dict[str, Any]) -> float:
     """The mean error over seeds; infinite where one has diverged."""
     values = [np.inf if v is None else v for v in row["mse"]]
-    return float(np.nan_to_num(np.mean(values), nan=np.inf))
+    return float(np.nan_to_num(np.mean(values), nan=np.inf, posinf=np.inf))
 
 
 def beaten(rows: list[dict[str, Any]], shots: int) -> list[str]:
@@ -224,9 +224,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     head = "   N  method      S   step ms  latency us  1,000 tasks ms  compile s  test MSE"
     lines = [head]
     for row in rows:
-        spread = (
-            np.std(row["mse"], ddof=1) if np.isfinite(error(row)) and len(row["mse"]) > 1 else 0
-        )
         times = "".join(
             f"{row[name]:{width}.{digits}f}"
             for name, width, digits in (
@@ -235,10 +232,16 @@ def table(rows: list[dict[str, Any]]) -> str:
             )
         )
         lines.append(
-            f"{row['shots']:4d}  {row['method']:10s}{row['inner_steps']:3d}{times}  "
-            f"{error(row):.3g} ± {spread:.1g}"
+            f"{row['shots']:4d}  {row['method']:10s}{row['inner_steps']:3d}{times}  {_shown(row)}"
         )
     return "\n".join(lines)
+
+
+def _shown(row: dict[str, Any]) -> str:
+    if not np.isfinite(error(row)):
+        return "diverged"
+    spread = np.std(row["mse"], ddof=1) if len(row["mse"]) > 1 else 0.0
+    return f"{error(row):.3g} ± {spread:.1g}"
 
 
 def draw(rows: list[dict[str, Any]], shots: list[int], path: Path) -> None:
@@ -267,9 +270,9 @@ def draw(rows: list[dict[str, Any]], shots: list[int], path: Path) -> None:
                 for end in sorted({0, len(points) - 1}):
                     steps = points[end]["inner_steps"]
                     axis.annotate(
-                        str(steps), (x[end], y[end]), (0, 5), textcoords="offset points", fontsize=7
+                        str(steps), (x[end], y[end]), (5, 3), textcoords="offset points", fontsize=7
                     )
-        axis.set_xscale("log")
+        axis.set_xlim(left=0)
         axis.set_yscale("log")
         axis.set_title(f"N = {n}", fontsize=9)
         axis.set_xlabel("training step, ms per task")

@@ -53,7 +53,7 @@ class Reporter:
         left = _duration((self._steps - progress.step) / rate)
         text = (
             f"{progress.step}/{self._steps}  loss {loss:.2g}  test {metric} {test:.2g}  "
-            f"{rate:.3g} steps/s  {left} left"
+            f"{_pace(rate)} steps/s  {left} left"
         )
         due = math.floor(10 * progress.step / self._steps)
         if self._bar is not None:
@@ -61,6 +61,10 @@ class Reporter:
         elif due > math.floor(10 * self._shown / self._steps):
             self._console.print(f"step {text}", highlight=False, soft_wrap=True)
         self._shown = progress.step
+
+
+def _pace(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def _duration(seconds: float) -> str:

@@ -83,3 +83,7 @@ def test_inner_steps_says_which_points_lava_does_not_beat():
     assert inner_steps.beaten([*rows, row("cavia", 1, 0.9, 0.09)], 2) == ["cavia S=1"]
     diverged = [row("lava", 1, 1.0, None), row("anil", 1, 0.9, 0.3)]
     assert inner_steps.beaten(diverged, 2) == ["anil S=1"]
+    times = {"latency_us": 1.0, "thousand_ms": 1.0, "compile_s": 1.0}
+    text = inner_steps.report([each | times for each in diverged])
+    assert "diverged" in text
+    assert "0.3 ± 0" in text

@@ -55,3 +55,12 @@ def test_map_of_the_code_names_every_file(path):
     text = (ROOT / "CONTRIBUTING.md").read_text()
     for file in (ROOT / path).glob("*.py"):
         assert file.name in text, f"{path}/{file.name} is missing from the map in CONTRIBUTING.md"
+
+
+def test_readme_shows_pictures_that_exist_and_no_placeholder():
+    text = (ROOT / "README.md").read_text()
+    pictures = re.findall(r"!\[[^]]*\]\(([^)]*)\)", text)
+    assert len(pictures) >= 2
+    for name in pictures + re.findall(r"\]\(([a-z/_]+\.txt)\)", text):
+        assert (ROOT / name).is_file(), name
+    assert "_OUTPUT" not in text

@@ -16,6 +16,13 @@ if jax.__version_info__[:2] == (0, 10):
     )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _forget_what_was_compiled():
+    """Every compiled function holds memory maps, of which a process may have only so many."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     """float64 for one test only: the other tests of the same worker stay in float32."""

@@ -427,6 +427,7 @@ def test_state_of_other_hyperparameters_is_refused(tmp_path, monkeypatch):
     state = start_state(METHOD, SOURCE, TX)
     with pytest.warns(UserWarning, match=r"written with JAX .*, and this is 0\.9\.9"):
         assert_same(restore_state(tmp_path, state), state)
+    monkeypatch.undo()
     with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
         save_state(other, tmp_path, keep=0)
     with pytest.raises(ValueError, match="must be of a step that is not saved yet"):

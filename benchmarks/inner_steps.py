@@ -239,7 +239,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def _shown(row: dict[str, Any]) -> str:
     if not np.isfinite(error(row)):
-        return "diverged"
+        lost = sum(v is None or not np.isfinite(v) for v in row["mse"])
+        return f"diverged in {lost} of {len(row['mse'])} seeds"
     spread = np.std(row["mse"], ddof=1) if len(row["mse"]) > 1 else 0.0
     return f"{error(row):.3g} ± {spread:.1g}"
 

@@ -85,5 +85,5 @@ def test_inner_steps_says_which_points_lava_does_not_beat():
     assert inner_steps.beaten(diverged, 2) == ["anil S=1"]
     times = {"latency_us": 1.0, "thousand_ms": 1.0, "compile_s": 1.0}
     text = inner_steps.report([each | times for each in diverged])
-    assert "diverged" in text
+    assert "diverged in 1 of 1 seeds" in text
     assert "0.3 ± 0" in text

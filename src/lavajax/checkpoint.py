@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from lavajax import store
+from lavajax import leaves, store
 from lavajax.config import MissingPartError, differences, from_json, to_json
 from lavajax.methods.base import Method, expected_params
 from lavajax.store import DamagedError
@@ -208,22 +207,14 @@ def _write(
     settings: dict[str, Any] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    leaves, arrays = {}, {}
-    for name, leaf in _named(tree).items():
-        leaves[name] = _entry(leaf)
-        if _is_key(leaf):
-            arrays[name] = np.asarray(jax.random.key_data(leaf))
-            words = list(arrays[name].shape[leaf.ndim :])
-            leaves[name] |= {"impl": str(jax.random.key_impl(leaf)), "words": words}
-        else:
-            arrays[name] = np.asarray(leaf)
+    entries, arrays = leaves.pack(tree)
     record = {
         "kind": kind,
         "seeds": seeds,
         "method": to_json(params.method, describe=True),
         "spec": dataclasses.asdict(params.spec),
         "settings": settings,
-        "leaves": leaves,
+        "leaves": entries,
         "versions": {"jax": jax.__version__},
     }
     store.write(path, arrays, record, replace=overwrite)
@@ -239,7 +230,7 @@ def _record(folder: Path) -> dict[str, Any]:
         whole = whole and isinstance(record["versions"]["jax"], str)
         whole = whole and (record["seeds"] is None or int(record["seeds"]) > 0)
         for entry in record["leaves"].values():
-            whole = whole and all(int(size) >= 0 for size in _stored(entry)[0])
+            whole = whole and all(int(size) >= 0 for size in leaves.stored(entry)[0])
     except (KeyError, TypeError, ValueError, AttributeError):
         whole = False
     if not whole:
@@ -249,66 +240,11 @@ def _record(folder: Path) -> dict[str, Any]:
 
 def _read(folder: Path, record: dict[str, Any], like: PyTree, prefix: str) -> Any:
     """The leaves of ``like``, which must be those of the record under ``prefix``."""
-    leaves = record["leaves"]
-    expected = {prefix + name: leaf for name, leaf in _named(like).items()}
-    saved = {name: entry for name, entry in leaves.items() if name.startswith(prefix)}
-    _check_leaves(str(folder), saved, expected)
-    shapes = {name: _stored(entry) for name, entry in leaves.items()}
-    arrays = store.read_arrays(folder, shapes)
-    values = []
-    for name in expected:
-        value = jnp.asarray(arrays[name])
-        if "impl" in leaves[name]:
-            value = jax.random.wrap_key_data(value, impl=leaves[name]["impl"])
-        values.append(value)
-    return jax.tree.unflatten(jax.tree.structure(like), values)
-
-
-def _entry(leaf: Any) -> dict[str, Any]:
-    return {"shape": list(leaf.shape), "dtype": str(leaf.dtype)}
-
-
-def _stored(entry: dict[str, Any]) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype as stored; a key is stored as its words."""
-    if "impl" in entry:
-        return (*entry["shape"], *entry["words"]), np.dtype(np.uint32)
-    return tuple(entry["shape"]), jnp.dtype(entry["dtype"])
-
-
-def _check_leaves(where: str, saved: dict[str, Any], expected: dict[str, Any]) -> None:
-    extra = saved.keys() - expected.keys()
-    problems = [f"{name} is there, and the method has none" for name in sorted(extra)]
-    for name, leaf in expected.items():
-        if name not in saved:
-            problems.append(f"{name} is missing")
-        elif (entry := saved[name])["shape"] != list(leaf.shape) or entry["dtype"] != str(
-            leaf.dtype
-        ):
-            wide = entry["dtype"] in ("float64", "int64") and str(leaf.dtype) != entry["dtype"]
-            problems.append(
-                f"{name} is {tuple(entry['shape'])} {entry['dtype']}, and the method has "
-                f"{leaf.shape} {leaf.dtype}"
-                + (' (jax.config.update("jax_enable_x64", True) comes first)' if wide else "")
-            )
-    if problems:
-        more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ValueError(
-            f"{where} must hold the leaves that its method and model make: "
-            f"{'; '.join(problems[:5])}{more}"
-        )
-
-
-def _named(tree: PyTree) -> dict[str, Any]:
-    """The leaves by name, such as ``learned/weights/0/w``, in the order of the tree."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
-    named = {jax.tree_util.keystr(p, simple=True, separator="/"): leaf for p, leaf in flat}
-    if len(named) < len(flat):
-        raise ValueError("params must have leaves of different names: a name contains a slash")
-    return named
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    entries = record["leaves"]
+    saved = {name: entry for name, entry in entries.items() if name.startswith(prefix)}
+    leaves.check(str(folder), saved, leaves.named(like, prefix))
+    arrays = store.read_arrays(folder, {n: leaves.stored(entry) for n, entry in entries.items()})
+    return leaves.unpack(like, saved, arrays, prefix)
 
 
 def seeds_of(params: MetaParams) -> int | None:
@@ -322,8 +258,8 @@ def seeds_of(params: MetaParams) -> int | None:
     leads = {leaf.shape[: leaf.ndim - like.ndim] for leaf, like in pairs}
     lead: tuple[int, ...] = leads.pop() if len(leads) == 1 else ()
     seeds = lead[0] if len(lead) == 1 else None
-    actual = {name: _entry(leaf) for name, leaf in _named(params).items()}
-    _check_leaves("params", actual, _named(_stack(expected, seeds)))
+    actual = {name: leaves.describe(leaf) for name, leaf in leaves.named(params).items()}
+    leaves.check("params", actual, leaves.named(_stack(expected, seeds)))
     return seeds
 
 

@@ -48,7 +48,7 @@ def final_state(folder: Path, steps: int) -> list[np.ndarray]:
     tx = lavajax.outer_optimizer(steps)
     like = jax.eval_shape(lambda: start_state(method, lavajax.Sine(), tx))
     state = checkpoint.restore_state(folder, like)
-    assert state is not None
+    assert state is not None, f"{folder} has no checkpoint"
     assert int(state.step) == steps
     state = dataclasses.replace(state, key=jax.random.key_data(state.key))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)]

@@ -83,7 +83,7 @@ def pack(tree: PyTree) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def unpack(
     like: PyTree, entries: dict[str, Any], arrays: dict[str, np.ndarray], prefix: str = ""
 ) -> PyTree:
-    """The tree ``like`` with the leaves that ``pack`` made of it, under ``prefix``; checked before."""
+    """The tree ``like`` with the leaves that ``pack`` made of it, under ``prefix``; not checked."""
     values = []
     for name in named(like, prefix):
         value = jnp.asarray(arrays[name])

@@ -22,7 +22,17 @@ from lavajax.checkpoint import CHECKPOINTS
 from lavajax.config import from_json, nearest, to_json
 from lavajax.methods.base import Method
 
-TASKS: dict[str, Any] = {"sine": lavajax.Sine, "air-quality": lavajax.AirQuality}
+TASKS: dict[str, Any] = {
+    "sine": lavajax.Sine,
+    "fitzhugh-nagumo": lavajax.FitzHughNagumo,
+    "mass-spring": lavajax.MassSpring,
+    "mass-spring-shifted": lavajax.MassSpring.shifted(),
+    "pendulum": lavajax.Pendulum,
+    "pendulum-shifted": lavajax.Pendulum.shifted(),
+    "van-der-pol": lavajax.VanDerPol,
+    "cartpole": lavajax.Cartpole,
+    "air-quality": lavajax.AirQuality,
+}
 METHODS: dict[str, Any] = {
     "lava": lavajax.Lava(),
     "lava-converged": lavajax.lava_converged(),
@@ -84,6 +94,40 @@ class Choice:
     method: Literal[tuple(METHODS)] = "lava"  # type: ignore[valid-type]
     model: Literal[tuple(MODELS)] = "mlp"  # type: ignore[valid-type]
     subspace: Literal[(*SUBSPACES, None)] = None  # type: ignore[valid-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """What any task may be changed by.
+
+    Attributes:
+        label_noise: standard deviation of Gaussian noise on the targets of the support.
+        fixed_tasks: train on this many tasks of fixed points; on ever fresh ones where not given.
+    """
+
+    label_noise: float = 0.0
+    fixed_tasks: int | None = None
+
+    def of(self, task: Any) -> Any:
+        """The task, changed."""
+        if self.fixed_tasks is not None:
+            task = lavajax.FixedTasks(task, self.fixed_tasks)
+        return lavajax.NoisyLabels(task, self.label_noise) if self.label_noise else task
+
+    def __str__(self) -> str:
+        """As a title goes on."""
+        noise = f", label noise {self.label_noise:g}" if self.label_noise else ""
+        return noise + (f", {self.fixed_tasks} fixed tasks" if self.fixed_tasks else "")
+
+    @staticmethod
+    def split(task: Any) -> tuple[Any, Variant]:
+        """The inverse of ``of``."""
+        noise, fixed = 0.0, None
+        if isinstance(task, lavajax.NoisyLabels):
+            task, noise = task.tasks, task.std
+        if isinstance(task, lavajax.FixedTasks):
+            task, fixed = task.tasks, task.number
+        return task, Variant(noise, fixed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,6 +287,7 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
     template = _method(choice)
     parts: dict[str, Any] = {
         "task": TASKS[choice.task],
+        "variant": Variant,
         "method": template,
         **{name: getattr(template, name) for name in _PARTS if hasattr(template, name)},
         "run": RunOptions,
@@ -259,7 +304,8 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
     settable = {f.name for f in dataclasses.fields(template)}
     nested = {name: built[name] for name in _PARTS if name in settable and name in built}
     method = dataclasses.replace(built["method"], **nested)
-    return Settings(choice.task, choice.method, built["task"], method, built["run"])
+    task = built["variant"].of(built["task"])
+    return Settings(choice.task, choice.method, task, method, built["run"])
 
 
 def _parse_eval(choice: Choice, args: Sequence[str], rest: list[str]) -> Evaluate:
@@ -275,8 +321,9 @@ def _parse_eval(choice: Choice, args: Sequence[str], rest: list[str]) -> Evaluat
         settings = Settings.from_json(read_json(config))
         task, name = settings.task, settings.task_name
     about = f"Score the model saved in {choice.eval} on unseen tasks of {name}, without training."
-    built = _parse_parts({"task": task, "run": EvalOptions}, about, rest)
-    return Evaluate(choice.eval, name, built["task"], built["run"])
+    task, variant = Variant.split(task)
+    built = _parse_parts({"task": task, "variant": variant, "run": EvalOptions}, about, rest)
+    return Evaluate(choice.eval, name, built["variant"].of(built["task"]), built["run"])
 
 
 def _parse_parts(parts: dict[str, Any], about: str, args: list[str]) -> dict[str, Any]:

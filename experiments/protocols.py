@@ -107,7 +107,7 @@ EXTENDED_ROWS = (
     Row("VFML, storm", lavajax.Vfml(variant="storm"), True),
     Row("PLATIPUS", lavajax.Platipus(), True),
     Row("BMAML, head", lavajax.Bmaml(), True),
-    Row("iMAML", lavajax.IMaml(proximal=2.0)),
+    Row("iMAML", lavajax.IMaml(curvature="ggn")),
     Row("hypernetwork", lavajax.HyperNetwork()),
     Row("ALPaCA", lavajax.Alpaca()),
     Row("ALPaCA, MSE", lavajax.Alpaca(outer="mse")),

@@ -13,6 +13,7 @@ from rich.table import Table
 
 import lavajax
 from lavajax.extras import require
+from options import Variant
 
 
 class Reporter:
@@ -103,9 +104,10 @@ def table(method_name: str, task_name: str, task: Any, results: dict[str, Any]) 
     """The result, beside the paper's and the errors that need no learning."""
     seeds, metric = results["seeds"], results["metric"].upper()
     means = np.array([s["mean"] for s in seeds])
+    base, variant = Variant.split(task)
     view = Table(
-        title=f"{method_name} on {task_name}, "
-        f"{task.shots} support points, {results['test_tasks']:,} unseen tasks",
+        title=f"{method_name} on {task_name}, {base.shots} support points{variant}, "
+        f"{results['test_tasks']:,} unseen tasks",
         title_justify="left",
     )
     view.add_column("")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import lavajax
 from lavajax.config import from_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,6 +64,25 @@ def test_options_of_task_method_subspace_and_seeds_reach_the_run(tmp_path):
     assert [s["seed"] for s in results["seeds"]] == [0, 1]
     assert results["seeds"][0]["mean"] != results["seeds"][1]["mean"]
     assert "mean of 2 seeds" in done.stdout
+
+
+def test_a_noisy_fixed_system_is_trained_on_and_scored_elsewhere(tmp_path):
+    """And --eval starts from the task as it was trained on."""
+    done = run(
+        *("--task=mass-spring", "--label-noise=0.5", "--fixed-tasks=5", "--out=here", *TINY),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    task = from_json(json.loads((tmp_path / "here" / "config.json").read_text())["task"])
+    assert task == lavajax.NoisyLabels(lavajax.FixedTasks(lavajax.MassSpring(), 5), 0.5)
+    scores = []
+    for args in ([], ["--label-noise=0"], ["--task=mass-spring-shifted", "--shots=3"]):
+        done = run("--eval=here", "--test-tasks=50", *args, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        scores.append(done.stdout)
+    results = json.loads((tmp_path / "here" / "results.json").read_text())
+    assert f"{results['seeds'][0]['mean']:.3g}" in scores[0]
+    assert len(set(scores)) == 3
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,37 @@ def test_all_weights_have_the_gradient_of_the_dense_solve(x64):
     assert_different(expected, gradient, by=1e-2)
 
 
+def test_gauss_newton_gradient_is_that_of_the_dense_solve(x64):
+    """(I + J^T L'' J/lambda)^-1 grad L_Q, for two outputs coupled by the loss; and it differs."""
+    task = lj.Task(make_labels(4, 3, mask=[1, 1, 0, 1]), make_labels(5, 3, seed=7))
+    method = dataclasses.replace(
+        FULL, point_loss=lj.CrossEntropy(3), proximal=0.2, inner_steps=5, curvature="ggn"
+    )
+    params = make_params(method, task.support)
+    phi, unravel = ravel_pytree(adapt(params, task.support))
+    real = np.asarray(task.support.mask)
+
+    def outputs(v, x):
+        """Logits, up to a shift that the loss does not see."""
+        here = params.replace_learned({**params.learned, **unravel(v)})
+        return jnp.log(here.method.predict(here, lj.Adapted(prior_block(here)), x).mean)
+
+    jacobian = jax.jacobian(outputs)(phi, task.support.x[real])
+    p = jnp.exp(outputs(phi, task.support.x[real]))
+    bend = np.stack([np.diag(row) - np.outer(row, row) for row in np.asarray(p)])
+    ggn = np.einsum("nka,nkl,nlb->ab", jacobian, bend, jacobian) / real.sum()
+
+    def query(v):
+        return jnp.mean(jax.vmap(method.point_loss.value)(outputs(v, task.query.x), task.query.y))
+
+    gradient = jax.grad(query)(phi)
+    expected = np.linalg.solve(np.eye(phi.size) + ggn / 0.2, gradient)
+    actual = ravel_pytree(outer_gradient(params, task))[0]
+    assert_close(actual, expected, 1e-9)
+    exact = with_method(params, dataclasses.replace(method, curvature="hessian"))
+    assert_different(ravel_pytree(outer_gradient(exact, task))[0], actual, by=1e-3)
+
+
 def test_root_of_an_equation_has_the_implicit_derivative(x64):
     """A phi = b: d phi = A^-1 (db - dA phi), by as many steps as there are unknowns."""
     root = jax.random.normal(jax.random.key(0), (5, 5))
@@ -117,9 +148,7 @@ def test_root_of_an_equation_has_the_implicit_derivative(x64):
     def by_steps(matrix, b, steps):
         held_matrix, held_b = jax.lax.stop_gradient((matrix, b))
         solution = jnp.linalg.solve(held_matrix, held_b)
-        phi = implicit(
-            lambda p: matrix @ p - b, lambda p: held_matrix @ p - held_b, solution, steps
-        )
+        phi = implicit(lambda p: matrix @ p - b, lambda v: held_matrix @ v, solution, steps)
         return weights @ phi**2
 
     expected = jax.grad(lambda m, b: weights @ jnp.linalg.solve(m, b) ** 2, argnums=(0, 1))

@@ -52,7 +52,15 @@ from lavajax.subspace import Head as Head
 from lavajax.subspace import Subspace as Subspace
 from lavajax.tasks.air_quality import AirQuality as AirQuality
 from lavajax.tasks.base import TaskSource as TaskSource
+from lavajax.tasks.cartpole import Cartpole as Cartpole
+from lavajax.tasks.cartpole import cartpole_forces as cartpole_forces
+from lavajax.tasks.dynamics import FitzHughNagumo as FitzHughNagumo
+from lavajax.tasks.dynamics import MassSpring as MassSpring
+from lavajax.tasks.dynamics import Pendulum as Pendulum
+from lavajax.tasks.dynamics import VanDerPol as VanDerPol
 from lavajax.tasks.sine import Sine as Sine
+from lavajax.tasks.variants import FixedTasks as FixedTasks
+from lavajax.tasks.variants import NoisyLabels as NoisyLabels
 from lavajax.train import Progress as Progress
 from lavajax.train import Trained as Trained
 from lavajax.train import outer_optimizer as outer_optimizer

@@ -37,7 +37,10 @@ from lavajax.methods.vr_maml import VrMaml
 from lavajax.models.mlp import MLP
 from lavajax.subspace import Context, Full, Head
 from lavajax.tasks.air_quality import AirQuality
+from lavajax.tasks.cartpole import Cartpole
+from lavajax.tasks.dynamics import FitzHughNagumo, MassSpring, Pendulum, VanDerPol
 from lavajax.tasks.sine import Sine
+from lavajax.tasks.variants import FixedTasks, NoisyLabels
 
 CLASSES: dict[str, Any] = {
     cls.__name__: cls
@@ -49,7 +52,8 @@ CLASSES: dict[str, Any] = {
         *(Ridge, Alpaca, Dkt, IMaml),
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
-        *(Sine, AirQuality),
+        *(Sine, FitzHughNagumo, MassSpring, Pendulum, VanDerPol, Cartpole),
+        *(AirQuality, NoisyLabels, FixedTasks),
     )
 }
 

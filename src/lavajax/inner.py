@@ -82,7 +82,7 @@ def descend_monotone(
 
 def implicit(
     equation: Callable[[PyTree], PyTree],
-    held: Callable[[PyTree], PyTree],
+    slope: Callable[[PyTree], PyTree],
     solution: PyTree,
     steps: int,
 ) -> PyTree:
@@ -91,14 +91,14 @@ def implicit(
     The value is ``solution``; a change dF of the equation moves it by -F'(phi)^-1 dF.
 
     Args:
-        equation: F, from and to pytrees of one structure; F' symmetric positive definite.
-        held: F with everything that it depends on held constant.
+        equation: F, from and to pytrees of one structure.
+        slope: the product with F'(phi), or with what stands for it: linear, symmetric and positive
+            definite; everything that it depends on is held constant.
         solution: phi, held constant.
         steps: most steps of conjugate gradients, in the backward pass.
     """
     residual = equation(solution)
     change = jax.tree.map(lambda r: r - lax.stop_gradient(r), residual)  # 0, but for its gradient
-    _, slope = jax.linearize(held, solution)
     eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(solution))).eps)
     move, _ = cg(slope, change, tol=eps, maxiter=steps)
     return jax.tree.map(jnp.subtract, solution, move)

@@ -94,6 +94,14 @@ def interval(owner: Any, field: str) -> None:
     _set(owner, field, (low, high))
 
 
+def positive_interval(owner: Any, field: str) -> None:
+    """``interval``, above 0."""
+    interval(owner, field)
+    low, high = getattr(owner, field)
+    if low <= 0:
+        raise ValueError(f"{_name(owner, field)} must be above 0, got {(low, high)}")
+
+
 def flag(owner: Any, field: str) -> None:
     """Requires a field to be True or False."""
     value = getattr(owner, field)

@@ -48,7 +48,8 @@ class IMaml:
     query's loss at phi*, it is u = (I + H/lambda)^-1 g in theta, H the Hessian of L at phi*
     (equation 6), and -(1/lambda) u^T d(grad L) in whatever else L depends on: shared weights and
     lambda. Memory does not grow with the steps. u is found by conjugate gradients, which need
-    H + lambda I to be positive definite.
+    H + lambda I to be positive definite. At a minimum it is; where the steps have stopped short of
+    one it may not be, and ``curvature="ggn"`` then still gives a direction.
 
     The gradient is wrong where the problem has not been solved: see ``diagnose``. A head under
     squared error is solved in closed form, and is ``Ridge`` at c lambda_ridge = lambda.
@@ -65,6 +66,9 @@ class IMaml:
         inner_steps: gradient steps towards phi*; unused by the closed form.
         inner_rate: size of the first one, halved by each that would raise the objective; likewise.
         cg_steps: most steps of conjugate gradients in the outer gradient; likewise.
+        curvature: H of the outer gradient: ``"hessian"``, exact; or ``"ggn"``, the Gauss-Newton
+            matrix, positive semi-definite, and the exact one where the outputs are linear in the
+            block.
     """
 
     model: Model = MLP()
@@ -76,6 +80,7 @@ class IMaml:
     inner_steps: int = 16
     inner_rate: float = 0.1
     cg_steps: int = 10
+    curvature: Literal["hessian", "ggn"] = "hessian"
 
     def __post_init__(self) -> None:
         validate.number(self, "proximal", minimum=0.0, strict=True)
@@ -84,6 +89,7 @@ class IMaml:
         validate.integer(self, "inner_steps", minimum=1)
         validate.number(self, "inner_rate", minimum=0.0, strict=True)
         validate.integer(self, "cg_steps", minimum=1)
+        validate.choice(self, "curvature", ("hessian", "ggn"))
         check_parts(self)
         if self.solver == "closed" and not self._is_linear:
             raise ValueError(
@@ -126,11 +132,14 @@ class IMaml:
         # The same problem, held constant: the outer gradient does not see how it is solved.
         held_params = params.replace_learned(lax.stop_gradient(params.learned))
         held_support, held_bound = bind_support(self, held_params, lax.stop_gradient(support))
-        held = self._objective(
-            held_support, held_bound, self._strength(held_params, held_support, held_bound)
-        )
+        held_strength = self._strength(held_params, held_support, held_bound)
+        held = self._objective(held_support, held_bound, held_strength)
         solution = descend_monotone(held, held_bound.prior, self.inner_rate, self.inner_steps)
-        return Adapted(implicit(jax.grad(objective), jax.grad(held), solution, self.cg_steps))
+        if self.curvature == "ggn":
+            slope = self._gauss_newton(held_support, held_bound, held_strength, solution)
+        else:
+            _, slope = jax.linearize(jax.grad(held), solution)
+        return Adapted(implicit(jax.grad(objective), slope, solution, self.cg_steps))
 
     predict = predict_mean
     loss = query_loss
@@ -156,6 +165,24 @@ class IMaml:
             return fit(block) + 0.5 * strength * optax.tree.norm(moved, squared=True)
 
         return objective
+
+    def _gauss_newton(
+        self, support: Points, bound: Bound, strength: Array | float, block: PyTree
+    ) -> Callable[[PyTree], PyTree]:
+        """The product with J^T L'' J + lambda I: J of the outputs, L'' of the mean loss in them."""
+
+        def fit(f: Array) -> Array:
+            return points.mean_loss(self.point_loss, f, support)
+
+        f, push = jax.linearize(lambda block: bound.apply(block, bound.inputs, support.mask), block)
+        pull = jax.linear_transpose(push, block)
+        _, bend = jax.linearize(jax.grad(fit), f)
+
+        def product(move: PyTree) -> PyTree:
+            (curved,) = pull(bend(push(move)))
+            return jax.tree.map(lambda a, b: a + (strength * b).astype(a.dtype), curved, move)
+
+        return product
 
     def diagnose(self, params: MetaParams, support: Points) -> IMamlDiagnostics:
         """How well the inner problem of one task is solved.

@@ -12,6 +12,16 @@ Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
+def split_key(key: Array, split: Split) -> Array:
+    """A key of its own for each split, so that no task is drawn in two of them."""
+    return jax.random.fold_in(key, SPLITS.index(split))
+
+
+def uniform(key: Array, shape: tuple[int, ...], interval: tuple[float, float]) -> Array:
+    """Numbers from the uniform distribution over an interval."""
+    return jax.random.uniform(key, shape, minval=interval[0], maxval=interval[1])
+
+
 class TaskSource(Protocol):
     """Where tasks come from: a sampler on the device, or stored data on it.
 

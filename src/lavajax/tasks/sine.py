@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from lavajax import validate
-from lavajax.tasks.base import SPLITS, Split
+from lavajax.tasks.base import Split, split_key, uniform
 from lavajax.types import Array, Points, Task
 
 
@@ -43,14 +43,10 @@ class Sine:
 
     def sample(self, key: Array, split: Split = "train") -> Task:
         """A fresh task: support x, y ``[N, 1]`` and query x, y ``[M, 1]``."""
-        a_key, p_key, x_key = jax.random.split(jax.random.fold_in(key, SPLITS.index(split)), 3)
-        amplitude = _uniform(a_key, (), self.amplitude)
-        phase = _uniform(p_key, (), self.phase)
-        x = _uniform(x_key, (self.shots + self.queries, 1), self.x_range)
+        a_key, p_key, x_key = jax.random.split(split_key(key, split), 3)
+        amplitude = uniform(a_key, (), self.amplitude)
+        phase = uniform(p_key, (), self.phase)
+        x = uniform(x_key, (self.shots + self.queries, 1), self.x_range)
         y = amplitude * jnp.sin(x + phase)
         n = self.shots
         return Task(Points(x[:n], y[:n]), Points(x[n:], y[n:]))
-
-
-def _uniform(key: Array, shape: tuple[int, ...], interval: tuple[float, float]) -> Array:
-    return jax.random.uniform(key, shape, minval=interval[0], maxval=interval[1])

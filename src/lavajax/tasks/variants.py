@@ -1,0 +1,110 @@
+"""Sources made of other sources: with noise on the labels, or with a fixed set of tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from lavajax import points, validate
+from lavajax.tasks.base import Split, check_source
+from lavajax.types import Array, Points, Task
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["tasks"], meta_fields=["std", "on"])
+@dataclasses.dataclass(frozen=True)
+class NoisyLabels:
+    """The tasks of another source, with Gaussian noise on their targets.
+
+    Attributes:
+        tasks: the source, or settings with a ``load``.
+        std: standard deviation of the noise, in the units of the targets.
+        on: ``"support"``: the query keeps its own targets; or ``"both"``.
+    """
+
+    tasks: Any
+    std: float
+    on: Literal["support", "both"] = "support"
+
+    def __post_init__(self) -> None:
+        validate.number(self, "std", minimum=0.0)
+        validate.choice(self, "on", ("support", "both"))
+
+    def load(self) -> NoisyLabels:
+        """The same, its data read, where there is any."""
+        return dataclasses.replace(self, tasks=_load(self.tasks))
+
+    def sample(self, key: Array, split: Split = "train") -> Task:
+        """The task that the source draws with this key, with noise.
+
+        Raises:
+            ValueError: the targets are classes, or ``tasks`` is not a source.
+        """
+        check_source(self.tasks)
+        task = self.tasks.sample(key, split)
+        support_key, query_key = jax.random.split(jax.random.fold_in(key, 0x401CE))
+        support = self._add(support_key, task.support)
+        query = self._add(query_key, task.query) if self.on == "both" else task.query
+        return Task(support, query)
+
+    def _add(self, key: Array, points: Points) -> Points:
+        if not jnp.issubdtype(points.y.dtype, jnp.floating):
+            raise ValueError(
+                f"NoisyLabels.tasks must have real targets, got targets of {points.y.dtype}"
+            )
+        noise = self.std * jax.random.normal(key, points.y.shape, points.y.dtype)
+        return dataclasses.replace(points, y=points.y + noise)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["tasks"], meta_fields=["number", "seed"])
+@dataclasses.dataclass(frozen=True)
+class FixedTasks:
+    """A source with a fixed number of training tasks, each of fixed points.
+
+    Every time that a task is drawn, its points are split anew, at random, into support and query.
+    Validation and test tasks are fresh ones. This is what the LAVA paper's code trains on.
+
+    Attributes:
+        tasks: the source, or settings with a ``load``.
+        number: of training tasks.
+        seed: fixes which.
+    """
+
+    tasks: Any
+    number: int = 100
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        validate.integer(self, "number", minimum=1)
+        validate.integer(self, "seed", minimum=0)
+
+    def load(self) -> FixedTasks:
+        """The same, its data read, where there is any."""
+        return dataclasses.replace(self, tasks=_load(self.tasks))
+
+    def sample(self, key: Array, split: Split = "train") -> Task:
+        """A task of the source; of training tasks, one of the fixed ones.
+
+        Raises:
+            ValueError: ``tasks`` is not a source.
+        """
+        check_source(self.tasks)
+        if split != "train":
+            return self.tasks.sample(key, split)
+        which_key, order_key = jax.random.split(key)
+        which = jax.random.randint(which_key, (), 0, self.number)
+        task = self.tasks.sample(jax.random.fold_in(jax.random.key(self.seed), which), split)
+        every = points.concatenate(task.support, task.query)
+        order = jax.random.permutation(order_key, every.x.shape[0])
+        mixed = jax.tree.map(lambda leaf: leaf[order], every)
+        n = task.support.x.shape[0]
+        return Task(
+            jax.tree.map(lambda leaf: leaf[:n], mixed), jax.tree.map(lambda leaf: leaf[n:], mixed)
+        )
+
+
+def _load(tasks: Any) -> Any:
+    return tasks.load() if hasattr(tasks, "load") else tasks

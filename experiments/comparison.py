@@ -17,6 +17,7 @@ import lavajax
 from cells import Cells
 from lavajax.config import to_json
 from protocols import Protocol, Row
+from works import Folders, Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +25,14 @@ class Job:
     """What a cell is made of.
 
     Attributes:
+        item: the table.
         row: the method.
         column: name of the column, such as ``N=10``.
         task: setting of the tasks, as JSON and source at once.
         protocol: of training and scoring.
     """
 
+    item: str
     row: Row
     column: str
     task: Any
@@ -51,25 +54,65 @@ class Job:
             "protocol": dataclasses.asdict(self.protocol),
         }
 
+    @property
+    def work(self) -> Work:
+        """``chosen``, ``validation``, and of each seed ``mse``, ``median``, ``nll``, ``curve``."""
+        full = isinstance(getattr(self.row.method, "subspace", None), lavajax.Full)
+        per_step, compiling = 3e-3 if full else 1.2e-3, 8.0
+        protocol, candidates = self.protocol, len(self.row.candidates(self.protocol))
+        seconds = compiling + protocol.seeds * protocol.steps * per_step
+        if candidates > 1:
+            seconds += candidates * (compiling + protocol.search_steps * per_step)
+        return Work(self.item, self.name, self.key, partial(_compute, self), seconds=seconds)
 
-def compute(job: Job, cells: Cells, pieces: Cells, models: Path) -> dict[str, Any]:
-    """The result of a cell, from the pieces that are there.
+    @property
+    def time_work(self) -> Work:
+        """``step_ms``, an outer step; ``task_us``, a task as it is scored, of a batch of 100."""
+        measure = partial(_measure, self)
+        return Work(
+            *(self.item, f"{self.name} time", self.key, measure),
+            after=(self.work,),
+            alone=True,
+            seconds=20.0,
+        )
 
-    Args:
-        job: the cell.
-        cells: results of whole cells.
-        pieces: results of single trainings, which a stopped cell goes on from.
-        models: folder for the parameters of every seed.
-    """
-    return cells.compute(job.name, job.key, lambda: _compute(job, pieces, models))
+    def result(self, folders: Folders) -> Any:
+        """What ``work`` has computed, with ``times``; or None."""
+        found = self.work.result(folders)
+        return found and {**found, "times": self.time_work.result(folders)}
+
+    def params(self, folders: Folders, seed: int) -> lavajax.MetaParams:
+        """The parameters of a seed of the cell, which must be there; trained anew if they are not.
+
+        Raises:
+            FloatingPointError: the seed has diverged.
+        """
+        method, rate = self.chosen(folders)
+        path = self._model(folders, seed)
+        if path.exists() and (params := lavajax.load(path)).method == method:
+            return params
+        params = _train(self, method, rate, seed=seed, steps=self.protocol.steps).params
+        lavajax.save(params, path, overwrite=True)
+        return params
+
+    def chosen(self, folders: Folders) -> tuple[Any, float]:
+        """The method and the outer rate that the cell has chosen."""
+        chosen, method = self.work.result(folders)["chosen"], self.row.method
+        if self.row.searched:
+            method = dataclasses.replace(method, inner_steps=chosen["inner_steps"])
+        return method, chosen["outer_rate"]
+
+    def _model(self, folders: Folders, seed: int) -> Path:
+        return folders.models(self.item) / f"{self.name} {seed}"
 
 
-def _compute(job: Job, pieces: Cells, models: Path) -> dict[str, Any]:
+def _compute(job: Job, folders: Folders) -> dict[str, Any]:
+    pieces = folders.pieces(job.item)
     method, rate, validation = _choose(job, pieces)
     key = _key(job, method, rate)
     seeds = []
     for seed in range(job.protocol.seeds):
-        run = partial(_run, job, method, rate, seed, models / f"{job.name} {seed}")
+        run = partial(_run, job, method, rate, seed, job._model(folders, seed))
         seeds.append(pieces.compute(f"{job.name} seed {seed}", key, run))
     return {
         "chosen": {"inner_steps": getattr(method, "inner_steps", None), "outer_rate": rate},
@@ -132,25 +175,14 @@ def _run(job: Job, method: Any, rate: float, seed: int, model: Path) -> dict[str
     }
 
 
-def measure(job: Job, chosen: dict[str, Any]) -> dict[str, float]:
-    """Times of a cell, by themselves: they want an idle machine.
-
-    Args:
-        job: the cell.
-        chosen: what ``compute`` has chosen for it.
-
-    Returns:
-        ``step_ms``, an outer step; ``task_us``, adaptation and prediction of a task, of a batch of
-        100, as they are scored.
-    """
-    method = job.row.method
-    if job.row.searched:
-        method = dataclasses.replace(method, inner_steps=chosen["inner_steps"])
+def _measure(job: Job, folders: Folders) -> dict[str, float]:
+    """``step_ms``, an outer step; ``task_us``, a task as it is scored, of a batch of 100."""
+    method, rate = job.chosen(folders)
     steps, seconds = max(job.protocol.steps // 100, 1), []
     params = _train(
         job,
         method,
-        chosen["outer_rate"],
+        rate,
         steps=5 * steps,
         chunk=steps,
         callback=lambda progress: seconds.append(progress.seconds),

@@ -1,75 +1,206 @@
 """The tables and figures of the paper, and ours beside them.
 
-    python experiments/paper.py sine [--extended] [--quick] [--rows NAME ...] [--shots N ...]
+    python experiments/paper.py --all
+    python experiments/paper.py sine --extended
 
 Results go cell by cell into small files under ``results/``, from which ``RESULTS.md`` and the
 figures are made anew each time; trained parameters stay outside the repository, under
-``runs/paper``. What is there is not computed again: stop it anywhere, and start it again. Several
-processes may share the work by ``--rows`` and ``--shots``; ``--render`` only draws.
+``runs/paper``. What is there, with the same settings, is not computed again: stop it anywhere, and
+start it again. ``--render`` only draws.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import os
+import subprocess
 import sys
 import time
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
-import sine_table
-from cells import Cells
-from comparison import compute, measure
 from files import write_whole
-from protocols import EXTENDED_ROWS, HEADLINE, PAPER_ROWS, QUICK, Row
+from items import sine_table
+from protocols import HEADLINE, QUICK, Scale
+from works import Clock, Folders, Item, Work
 
 ROOT = Path(__file__).resolve().parents[1]
-ITEMS = {"sine": sine_table}
+ITEMS: dict[str, Item] = {"sine": sine_table}
 
 
 def main() -> int:
-    """Computes what is missing, and renders what is there."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("item", choices=ITEMS, help="table or figure")
+    """Computes what is missing, and renders what is there.
+
+    Returns:
+        0; 1 where a cell failed, 2 for a setting that cannot be, 130 where it was stopped.
+    """
+    listing = "\n".join(f"  {name:12s}{item.TITLE}" for name, item in ITEMS.items())
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog=f"items:\n{listing}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("items", nargs="*", metavar="item", help="tables and figures; see below")
+    parser.add_argument("--all", action="store_true", help="every item")
     parser.add_argument("--extended", action="store_true", help="methods beyond the paper's too")
-    parser.add_argument("--quick", action="store_true", help="3 methods at N = 2, hardly trained")
-    parser.add_argument("--time", action="store_true", help="measure times too, on an idle machine")
+    parser.add_argument("--no-time", action="store_true", help="measure no times")
+    parser.add_argument("--only-time", action="store_true", help="measure times alone")
+    parser.add_argument("--quick", action="store_true", help="everything tiny: is it sound?")
+    parser.add_argument("--only", nargs="+", default=[], help="cells whose name has this in it")
+    parser.add_argument("--workers", type=int, help="processes; as many as cores if not given")
     parser.add_argument("--render", action="store_true", help="compute nothing")
-    parser.add_argument("--rows", nargs="+", help="only these methods")
-    parser.add_argument("--shots", type=int, nargs="+", help="only these N")
     parser.add_argument("--results", type=Path, help="cells; results/ where not given")
     parser.add_argument("--work", type=Path, help="everything else; runs/paper where not given")
+    parser.add_argument("--cell", help=argparse.SUPPRESS)  # what a worker process is told to do
     args = parser.parse_args()
+    if unknown := set(args.items) - ITEMS.keys():
+        print(f"error: item must be of {', '.join(ITEMS)}, got {', '.join(sorted(unknown))}")
+        return 2
+    if not args.items and not args.all:
+        parser.print_help()
+        return 2
+    scale = Scale(
+        QUICK if args.quick else HEADLINE, args.extended, args.quick, times=not args.no_time
+    )
     work = args.work or Path("runs/paper_quick" if args.quick else "runs/paper")
     results = args.results or (work / "results" if args.quick else ROOT / "results")
-    item = ITEMS[args.item]
-    protocol = QUICK if args.quick else HEADLINE
-    rows = PAPER_ROWS + EXTENDED_ROWS
-    chosen: tuple[Row, ...] = rows if args.extended else PAPER_ROWS
-    shots = args.shots or list(item.SHOTS)
-    if args.quick:
-        chosen, shots = item.QUICK_ROWS, args.shots or [2]
-    if args.rows:
-        names = {row.name for row in rows}
-        if unknown := set(args.rows) - names:
-            print(f"error: --rows must be of {'; '.join(sorted(names))}: got {'; '.join(unknown)}")
-            return 2
-        chosen = tuple(row for row in rows if row.name in args.rows)
-    cells = Cells(results / args.item)
-    pieces = Cells(work / args.item / "pieces")
-    jobs = [item.job(row, n, protocol) for n in shots for row in chosen]
-    for index, job in enumerate([] if args.render else jobs):
+    folders = Folders(results.absolute(), work.absolute())
+    chosen = list(ITEMS) if args.all else args.items
+    works = with_needed([each for name in chosen for each in ITEMS[name].works(scale)])
+    if args.cell:
+        next(each for each in works if each.label == args.cell).do(folders)
+        return 0
+    works = [each for each in works if all(text in each.label for text in args.only)]
+    if args.only_time:
+        works = [each for each in works if each.alone]
+    works = with_needed(works)
+    failed: list[str] = []
+    try:
+        if not args.render:
+            workers = args.workers or (1 if args.quick else os.cpu_count() or 1)
+            failed = compute(works, folders, workers)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here")
+        return 130
+    everything = Scale(scale.protocol, extended=True, quick=scale.quick, times=True)
+    sections = [item.render(everything, folders) for item in ITEMS.values()]
+    command = "python experiments/paper.py " + (
+        "--all --quick" if args.quick else "--all --extended"
+    )
+    head = ["# Results", f"All of it is made by `{command}`, or item by item; see `--help`."]
+    write_whole(results.parent / "RESULTS.md", "\n\n".join([*head, *filter(None, sections)]) + "\n")
+    for each in failed:
+        print(f"error: {each} failed")
+    return 1 if failed else 0
+
+
+def with_needed(works: list[Work]) -> list[Work]:
+    """The cells with those that they read before them, each once."""
+    found: dict[str, Work] = {}
+    for work in works:
+        found |= {each.label: each for each in with_needed(list(work.after))} | {work.label: work}
+    return list(found.values())
+
+
+def compute(works: list[Work], folders: Folders, workers: int) -> list[str]:
+    """Computes what is missing: cells first, by all workers, and times alone after them.
+
+    Returns:
+        The labels of the cells that failed.
+    """
+    missing = [each for each in works if each.result(folders) is None]
+    missing.sort(key=lambda each: each.alone)  # stable: cells that others read stay before them
+    if not missing:
+        return []
+    print(f"{len(works) - len(missing)} of {len(works)} cells are there", flush=True)
+    clock, failed = Clock(missing, workers), list[str]()
+    run = in_this_process if workers == 1 else by_processes
+    for index, (each, error, seconds) in enumerate(run(missing, folders, workers)):
+        clock.done(each)
+        end = f"failed: {error}" if error else f"{seconds:.0f} s"
+        print(f"{index + 1}/{len(missing)}  {each.label}  {end}; {clock}", flush=True)
+        if error:
+            failed.append(each.label)
+    return failed
+
+
+Outcome = tuple[Work, str, float]
+"""A cell, what went wrong or "", and the seconds it took."""
+
+
+def in_this_process(works: list[Work], folders: Folders, workers: int) -> Iterator[Outcome]:
+    """One cell after the other."""
+    del workers
+    for each in works:
         begun = time.monotonic()
-        if cells.get(job.name, job.key) is None:
-            print(f"{index + 1}/{len(jobs)}  {job.name}", end=" ", flush=True)
-            compute(job, cells, pieces, work / args.item / "models")
-            print(f"{time.monotonic() - begun:.0f} s", flush=True)
-        if args.time:
-            times = partial(measure, job, cells.get(job.name, job.key)["chosen"])
-            cells.compute(f"{job.name} time", job.key, times)
-    sections = [item.render(cells, protocol, results)]
-    text = "\n\n".join(["# Results", *sections]) + "\n"
-    write_whole(results.parent / "RESULTS.md", text)
-    return 0
+        each.do(folders)
+        yield each, "", time.monotonic() - begun
+
+
+def by_processes(works: list[Work], folders: Folders, workers: int) -> Iterator[Outcome]:
+    """Each cell in a process of its own, ``workers`` at a time; those that want it, alone."""
+    waiting, running = list(works), dict[str, Running]()
+    logs = folders.work / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    try:
+        while waiting or running:
+            while len(running) < workers and (each := _next(waiting, running)) is not None:
+                waiting.remove(each)
+                running[each.label] = Running.start(each, logs / f"{len(waiting)}.txt")
+            time.sleep(0.1)
+            for label, one in list(running.items()):
+                if (error := one.outcome()) is not None:
+                    del running[label]
+                    yield one.work, error, time.monotonic() - one.begun
+    finally:
+        for one in running.values():
+            one.stop()
+
+
+def _next(waiting: list[Work], running: dict[str, Running]) -> Work | None:
+    """The next cell that may start now."""
+    unfinished = {each.label for each in waiting} | running.keys()
+    ready = (w for w in waiting if not any(each.label in unfinished for each in w.after))
+    each = next(ready, None)
+    crowd = any(other.work.alone for other in running.values())
+    return None if each is None or crowd or (each.alone and running) else each
+
+
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """A cell that a process of its own computes."""
+
+    work: Work
+    process: subprocess.Popen[bytes]
+    log: Path
+    begun: float
+
+    @staticmethod
+    def start(work: Work, log: Path) -> Running:
+        """Starts it: the command of this process, for one cell."""
+        command = [sys.executable, __file__, *sys.argv[1:], "--cell", work.label]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        return Running(work, process, log, time.monotonic())
+
+    def outcome(self) -> str | None:
+        """None while it runs; then "", or what went wrong."""
+        if self.process.poll() is None:
+            return None
+        if self.process.returncode == 0:
+            self.log.unlink()
+            return ""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return f"{lines[-1] if lines else 'killed'} ({self.log})"
+
+    def stop(self) -> None:
+        """Ends the process."""
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import chex
 import pytest
 
 import lavajax
@@ -27,7 +28,8 @@ def paper(monkeypatch, tmp_path):
 
 
 def test_quick_table_is_computed_once_and_rendered(paper, tmp_path, monkeypatch, capsys):
-    assert paper("sine", "--quick", "--time") == 0
+    assert paper("sine", "--quick", "--only", "N=2", "--workers", "2") == 0
+    assert paper("sine", "--quick", "--only", "ANIL N=10 time") == 0
     text = (tmp_path / "RESULTS.md").read_text()
     for name in ("ANIL", "LAVA, the paper's setting", "ridge head"):
         line = next(each for each in text.splitlines() if each.startswith(f"| {name} |"))
@@ -35,12 +37,12 @@ def test_quick_table_is_computed_once_and_rendered(paper, tmp_path, monkeypatch,
     assert "N = 2: LAVA in the paper's setting" in text
     assert "no adaptation, at best 3.01" in text
     files = sorted(p.name for p in (tmp_path / "results" / "sine").iterdir())
-    names = ("anil", "lava-the-paper-s-setting", "ridge-head")
-    assert files == [f"{name}-n-2{end}.json" for name in names for end in ("-time", "")]
+    rest = ("anil-n-2", "lava-the-paper-s-setting-n-2", "ridge-head-n-2")
+    assert files == [f"{name}.json" for name in ("anil-n-10-time", "anil-n-10", *rest)]
     times = json.loads((tmp_path / "results" / "sine" / files[0]).read_text())["result"]
     assert times["step_ms"] > 0
     assert times["task_us"] > 0
-    record = json.loads((tmp_path / "results" / "sine" / files[1]).read_text())
+    record = json.loads((tmp_path / "results" / "sine" / files[2]).read_text())
     (seed,) = record["result"]["seeds"]
     assert seed["mse"] > 0
     assert [step for step, _ in seed["curve"]] == list(range(1, 21))
@@ -55,14 +57,24 @@ def test_quick_table_is_computed_once_and_rendered(paper, tmp_path, monkeypatch,
         raise AssertionError("computed again")
 
     monkeypatch.setattr(lavajax, "train", again)
-    assert paper("sine", "--quick") == 0
-    (tmp_path / "results" / "sine" / files[1]).unlink()
-    assert paper("sine", "--quick") == 0  # from its pieces
-    assert json.loads((tmp_path / "results" / "sine" / files[1]).read_text()) == record
+    assert paper("sine", "--quick", "--only", "N=2") == 0
+    (tmp_path / "results" / "sine" / files[2]).unlink()
+    assert paper("sine", "--quick", "--only", "N=2") == 0  # from its pieces
+    assert json.loads((tmp_path / "results" / "sine" / files[2]).read_text()) == record
     with pytest.raises(AssertionError, match="computed again"):
-        paper("sine", "--rows", "ANIL", "--shots", "2")  # another protocol is another result
-    assert paper("sine", "--rows", "ANUL") == 2
-    assert "--rows must be of ALPaCA; ALPaCA, MSE; ANIL" in capsys.readouterr().out
+        paper("sine", "--only", "ANIL N=2", "--workers", "1")  # another protocol, another result
+    assert paper("sines") == 2
+    assert "item must be of sine" in capsys.readouterr().out
+
+
+def test_a_failed_cell_is_named_and_the_others_go_on(paper, tmp_path, capsys):
+    """A model that is no model, in a process of its own."""
+    (tmp_path / "runs" / "paper_quick" / "sine").mkdir(parents=True)
+    (tmp_path / "runs" / "paper_quick" / "sine" / "models").write_text("in the way")
+    assert paper("sine", "--quick", "--only", "N=2", "LAVA", "--workers", "2") == 1
+    said = capsys.readouterr().out
+    assert "error: sine: LAVA, the paper's setting N=2 failed" in said
+    assert "Error" in said  # the last line of the process
 
 
 def test_every_row_is_a_method_with_candidates_and_a_name_of_its_own(paper):
@@ -86,13 +98,13 @@ def test_the_better_candidate_is_chosen_on_validation_and_divergence_is_the_wors
     import dataclasses
 
     import comparison
-    from cells import Cells
     from protocols import QUICK, Row
+    from works import Folders
 
     tiny = lavajax.MLP(hidden=(4,))
     row = Row("anil", lavajax.Anil(tiny), True)
     protocol = dataclasses.replace(QUICK, rates=(1e-3, 5e-3), inner_steps=(1, 2), seeds=2)
-    job = comparison.Job(row, "N=2", lavajax.Sine(shots=2), protocol)
+    job = comparison.Job("sine", row, "N=2", lavajax.Sine(shots=2), protocol)
     real = lavajax.train
 
     def train(method, *args, **options):
@@ -101,10 +113,17 @@ def test_the_better_candidate_is_chosen_on_validation_and_divergence_is_the_wors
         return real(method, *args, **options)
 
     monkeypatch.setattr(lavajax, "train", train)
-    found = comparison.compute(job, Cells(tmp_path / "a"), Cells(tmp_path / "b"), tmp_path / "m")
+    folders = Folders(tmp_path / "results", tmp_path / "work")
+    found = job.work.do(folders)
     validation = found["validation"]
     assert [validation[f"S=2, rate {rate}"] for rate in ("0.001", "0.005")] == [None, None]
     best = min((0.001, 0.005), key=lambda rate: validation[f"S=1, rate {rate:g}"])
     assert found["chosen"] == {"inner_steps": 1, "outer_rate": best}
     assert len(found["seeds"]) == 2
     assert found["seeds"][0]["mse"] != found["seeds"][1]["mse"]
+    saved = job.params(folders, 1)
+    assert saved.method.inner_steps == 1
+    error = lavajax.evaluate(saved, job.task, num_tasks=protocol.test_tasks).mean
+    assert error == pytest.approx(found["seeds"][1]["mse"])
+    (tmp_path / "work").rename(tmp_path / "elsewhere")  # a model that is gone is trained again
+    chex.assert_trees_all_close(job.params(folders, 1).learned, saved.learned)

@@ -1,0 +1,207 @@
+"""Tables of methods by tasks, as text for RESULTS.md."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from comparison import Job
+from protocols import EXTENDED_ROWS, PAPER_ROWS, Protocol, Row
+from reference import paper_value
+from works import Folders, Work
+
+OURS = "LAVA, the paper's setting"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Cells of rows by columns.
+
+    Attributes:
+        item: the table.
+        columns: tasks by title.
+        protocol: of training and scoring.
+        rows: methods.
+        folders: where the results are.
+    """
+
+    item: str
+    columns: dict[str, Any]
+    protocol: Protocol
+    rows: tuple[Row, ...]
+    folders: Folders | None = None
+
+    def job(self, row: Row, column: str) -> Job:
+        """A cell."""
+        return Job(self.item, row, column.replace(" ", ""), self.columns[column], self.protocol)
+
+    def works(self, timed: Sequence[str] = ()) -> list[Work]:
+        """All cells, and times of the columns ``timed``."""
+        jobs = [self.job(row, column) for column in self.columns for row in self.rows]
+        return [job.work for job in jobs] + [
+            self.job(row, column).time_work for column in timed for row in self.rows
+        ]
+
+    @cached_property
+    def found(self) -> dict[tuple[str, str], Any]:
+        """The cells that are there, by row and column."""
+        assert self.folders is not None
+        found = {}
+        for row in self.rows:
+            for column in self.columns:
+                if (result := self.job(row, column).result(self.folders)) is not None:
+                    found[row.name, column] = result
+        return found
+
+    def errors(self, name: str, column: str, what: str = "mse") -> np.ndarray:
+        """Of all seeds; NaN where one has diverged."""
+        seeds = self.found[name, column]["seeds"]
+        return np.array([np.nan if s["mse"] is None else s[what] for s in seeds])
+
+    def show_errors(self, *, what: str = "mse", timed: str | None = None) -> str:
+        """Mean and standard deviation over seeds, and the paper's value in brackets.
+
+        Args:
+            what: of every seed.
+            timed: the column whose times stand in two more columns.
+        """
+
+        def show(row: Row, column: str) -> str:
+            value = paper_value(self.columns[column], row.method)
+            beside = "" if value is None or not row.paper or what != "mse" else f" ({value:g})"
+            there = (row.name, column) in self.found
+            return (_spread(self.errors(row.name, column, what)) if there else "") + beside
+
+        if timed is None:
+            return self._show("method", show)
+        times = {"ms a step": "step_ms", "us a task": "task_us"}
+
+        def show_time(row: Row, column: str) -> str:
+            known = self.found.get((row.name, timed), {}).get("times") or {}
+            return f"{known[times[column]]:.3g}" if known else ""
+
+        return self._show("method", show, times, show_time)
+
+    def show_settings(self) -> str:
+        """What was chosen."""
+
+        def show(row: Row, column: str) -> str:
+            if (row.name, column) not in self.found:
+                return ""
+            chosen = self.found[row.name, column]["chosen"]
+            steps = f"S = {chosen['inner_steps']}, " if row.searched else ""
+            return f"{steps}rate {chosen['outer_rate']:g}"
+
+        return self._show("chosen", show)
+
+    def show_densities(self) -> str:
+        """Negative log-likelihood and coverage of the methods with error bars."""
+
+        def show(row: Row, column: str) -> str:
+            seeds = self.found.get((row.name, column), {}).get("seeds", [])
+            known = [s for s in seeds if s.get("coverage") is not None]
+            nll = [s["nll"] for s in known if s["nll"] is not None]
+            parts = [f"{np.mean(nll):.3g}"] if nll else []
+            parts += [f"{100 * np.mean([s['coverage'] for s in known]):.1f}%"] if known else []
+            return ", ".join(parts)
+
+        return self._show("NLL, 95% coverage", show)
+
+    def _show(
+        self,
+        corner: str,
+        show: Callable[[Row, str], str],
+        more: Sequence[str] | dict[str, Any] = (),
+        show_more: Callable[[Row, str], str] | None = None,
+    ) -> str:
+        """Rows that have anything to show; "" where none has."""
+        lines = []
+        for row in self.rows:
+            cells = [show(row, column) for column in self.columns]
+            if any((row.name, column) in self.found for column in self.columns) and any(cells):
+                cells += [show_more(row, column) for column in more] if show_more else []
+                lines.append(f"| {row.name} | {' | '.join(cells)} |")
+        head = [corner, *self.columns, *more]
+        return "\n".join([_line(head), "| --- " * len(head) + "|", *lines]) if lines else ""
+
+    def compare(self) -> str:
+        """LAVA against the methods that the paper compares it with, and against all others."""
+        lines = []
+        papers = {row.name for row in self.rows if row.paper}
+        for column in self.columns:
+            means = {
+                row.name: float(self.errors(row.name, column).mean())
+                for row in self.rows
+                if (row.name, column) in self.found
+            }
+            own = means.pop(OURS, np.nan)
+            for title, names in (
+                ("the best of the methods that the paper compares it with", papers),
+                ("the best of all others", means.keys() - papers),
+            ):
+                here = {k: v for k, v in means.items() if k in names and np.isfinite(v)}
+                if here and np.isfinite(own):
+                    best = min(here, key=lambda name: here[name])
+                    lines.append(
+                        f"- {column}: LAVA in the paper's setting {own:.3g}; {title}, {best}, "
+                        f"{here[best]:.3g}, {here[best] / own:.3g} times as much."
+                    )
+        return "\n".join(lines)
+
+    def at_the_edge(self) -> str:
+        """The cells whose choice lies at the end of its grid, where a wider one might do better."""
+        ends = []
+        for row in self.rows:
+            grid = {m.inner_steps for m, _ in row.candidates(self.protocol) if row.searched}
+            for column in self.columns:
+                if len(grid) > 1 and (row.name, column) in self.found:
+                    chosen = self.found[row.name, column]["chosen"]["inner_steps"]
+                    if chosen == max(grid):
+                        ends.append(f"{row.name} at {column} (S = {chosen})")
+        if not ends:
+            return ""
+        return "The most inner steps of the grid were the best for " + ", ".join(ends) + "."
+
+
+def rows_of(extended: bool) -> tuple[Row, ...]:
+    """The paper's methods, and with ``extended`` the others."""
+    return PAPER_ROWS + (EXTENDED_ROWS if extended else ())
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _spread(errors: np.ndarray) -> str:
+    if np.isnan(errors).any():
+        return f"diverged in {int(np.isnan(errors).sum())} of {len(errors)} seeds"
+    spread = f" ± {errors.std(ddof=1):.1g}" if len(errors) > 1 else ""
+    return f"{errors.mean():.3g}{spread}"
+
+
+def describe(protocol: Protocol) -> str:
+    """The protocol in words."""
+    return (
+        f"Protocol `{protocol.name}`: {protocol.steps:,} outer steps of {protocol.meta_batch} "
+        "fresh tasks, final parameters; for each cell the outer rate and, where a method has them, "
+        f"the inner steps are chosen on {protocol.validation_tasks:,} validation tasks after "
+        f"{protocol.search_steps:,} steps of one seed, from rates {listed(protocol.rates)} and S "
+        f"of {listed(protocol.inner_steps)}, or {listed(protocol.inner_steps_full)} where all "
+        f"weights adapt. Errors are means over {protocol.test_tasks:,} unseen tasks, then mean and "
+        f"standard deviation over {protocol.seeds} seeds. Contexts have 4 numbers and a learned "
+        "start."
+    )
+
+
+def listed(values: Sequence[float]) -> str:
+    """Numbers with commas."""
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def section(*parts: str) -> str:
+    """Parts that are not empty, with a line between."""
+    return "\n\n".join(part for part in parts if part)

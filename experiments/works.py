@@ -1,0 +1,123 @@
+"""The parts that tables and figures are computed in, and who computes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import lavajax
+from cells import Cells
+from protocols import Scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Folders:
+    """Where things are kept.
+
+    Attributes:
+        results: cells and figures, in the repository.
+        work: trained parameters and half-done cells.
+    """
+
+    results: Path
+    work: Path
+
+    def cells(self, item: str) -> Cells:
+        """The results of an item."""
+        return Cells(self.results / item)
+
+    def pieces(self, item: str) -> Cells:
+        """What half-done cells of an item go on from."""
+        return Cells(self.work / item / "pieces")
+
+    def models(self, item: str) -> Path:
+        """The folder of trained parameters."""
+        return self.work / item / "models"
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A cell to compute.
+
+    Attributes:
+        item: the table or figure.
+        name: of the cell.
+        key: all that its result depends on, ready for JSON.
+        compute: makes the result, ready for JSON.
+        after: the cells that this one reads.
+        alone: whether it measures times, and wants an idle machine.
+        seconds: about how long it takes on one core.
+    """
+
+    item: str
+    name: str
+    key: dict[str, Any]
+    compute: Callable[[Folders], Any]
+    after: tuple[Work, ...] = ()
+    alone: bool = False
+    seconds: float = 60.0
+
+    @property
+    def label(self) -> str:
+        """Unique over all items."""
+        return f"{self.item}: {self.name}"
+
+    def result(self, folders: Folders) -> Any:
+        """What is there, or None."""
+        return folders.cells(self.item).get(self.name, self.key)
+
+    def do(self, folders: Folders) -> Any:
+        """Computes what is missing, and keeps it."""
+        for each in self.after:
+            each.do(folders)
+        cells = folders.cells(self.item)
+        return cells.compute(self.name, self.key, lambda: self.compute(folders))
+
+
+class Item(Protocol):
+    """A table or a figure: a module of ``items``."""
+
+    TITLE: str
+    """What it shows, for the list of items."""
+
+    def works(self, scale: Scale) -> list[Work]:
+        """All its cells."""
+
+    def render(self, scale: Scale, folders: Folders) -> str:
+        """Draws its figures from the cells that are there; its section of RESULTS.md, or ""."""
+
+
+class Clock:
+    """How long is left, from how fast work went so far."""
+
+    def __init__(self, works: Sequence[Work], workers: int) -> None:
+        self._left = sum(work.seconds for work in works)
+        self._workers, self._begun, self._done = workers, time.monotonic(), 0.0
+
+    def done(self, work: Work) -> None:
+        """Counts a cell."""
+        self._left -= work.seconds
+        self._done += work.seconds
+
+    def __str__(self) -> str:
+        pace = 1 / self._workers
+        if self._done:
+            pace = (time.monotonic() - self._begun) / self._done
+        minutes = round(self._left * pace / 60)
+        if minutes < 1:
+            return "less than a minute left"
+        hours, minutes = divmod(minutes, 60)
+        return f"about {hours} h {minutes:02d} min left" if hours else f"about {minutes} min left"
+
+
+def trained(folder: Path, name: str, train: Callable[[], lavajax.MetaParams]) -> lavajax.MetaParams:
+    """The model that stands under a name, which must say all that it depends on; else trains it."""
+    path = folder / name
+    if path.exists():
+        return lavajax.load(path)
+    params = train()
+    lavajax.save(params, path)
+    return params

@@ -77,6 +77,11 @@ def line(name: str) -> dict[str, Any]:
     return {"color": colour, "ls": dashes, "lw": 2.0 if name.startswith("LAVA") else 1.2}
 
 
+def short(name: str) -> str:
+    """A method's name where there is one of its kind."""
+    return name.split(",", maxsplit=1)[0]
+
+
 def pyplot() -> Any:
     """Matplotlib's pyplot, drawing into files."""
     matplotlib = require("matplotlib", "experiments", "drawing figures")

@@ -21,12 +21,34 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from files import write_whole
-from items import sine_table
+from items import (
+    conditions,
+    geometry,
+    noise,
+    overlap,
+    qualitative,
+    rollouts,
+    sine_table,
+    systems_table,
+    time_figure,
+    variance,
+)
 from protocols import HEADLINE, QUICK, Scale
 from works import Clock, Folders, Item, Work
 
 ROOT = Path(__file__).resolve().parents[1]
-ITEMS: dict[str, Item] = {"sine": sine_table}
+ITEMS: dict[str, Item] = {
+    "sine": sine_table,
+    "systems": systems_table,
+    "rollouts": rollouts,
+    "overlap": overlap,
+    "geometry": geometry,
+    "variance": variance,
+    "time": time_figure,
+    "noise": noise,
+    "conditions": conditions,
+    "qualitative": qualitative,
+}
 
 
 def main() -> int:

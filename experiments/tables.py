@@ -37,7 +37,7 @@ class Table:
 
     def job(self, row: Row, column: str) -> Job:
         """A cell."""
-        return Job(self.item, row, column.replace(" ", ""), self.columns[column], self.protocol)
+        return Job(self.item, row, column.replace(" = ", "="), self.columns[column], self.protocol)
 
     def works(self, timed: Sequence[str] = ()) -> list[Work]:
         """All cells, and times of the columns ``timed``."""

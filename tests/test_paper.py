@@ -27,9 +27,12 @@ def paper(monkeypatch, tmp_path):
     return run
 
 
-def test_quick_table_is_computed_once_and_rendered(paper, tmp_path, monkeypatch, capsys):
-    assert paper("sine", "--quick", "--only", "N=2", "--workers", "2") == 0
-    assert paper("sine", "--quick", "--only", "ANIL N=10 time") == 0
+@pytest.mark.timeout(600)
+def test_quick_run_of_everything_is_computed_once_and_rendered(
+    paper, tmp_path, monkeypatch, capsys
+):
+    assert paper("--all", "--quick", "--workers", "2") == 0
+    assert_every_item_is_there(tmp_path)
     text = (tmp_path / "RESULTS.md").read_text()
     for name in ("ANIL", "LAVA, the paper's setting", "ridge head"):
         line = next(each for each in text.splitlines() if each.startswith(f"| {name} |"))
@@ -37,12 +40,12 @@ def test_quick_table_is_computed_once_and_rendered(paper, tmp_path, monkeypatch,
     assert "N = 2: LAVA in the paper's setting" in text
     assert "no adaptation, at best 3.01" in text
     files = sorted(p.name for p in (tmp_path / "results" / "sine").iterdir())
-    rest = ("anil-n-2", "lava-the-paper-s-setting-n-2", "ridge-head-n-2")
-    assert files == [f"{name}.json" for name in ("anil-n-10-time", "anil-n-10", *rest)]
+    names = ("anil", "lava-the-paper-s-setting", "ridge-head")
+    assert files == [f"{name}-n-2{end}.json" for name in names for end in ("-time", "")]
     times = json.loads((tmp_path / "results" / "sine" / files[0]).read_text())["result"]
     assert times["step_ms"] > 0
     assert times["task_us"] > 0
-    record = json.loads((tmp_path / "results" / "sine" / files[2]).read_text())
+    record = json.loads((tmp_path / "results" / "sine" / files[1]).read_text())
     (seed,) = record["result"]["seeds"]
     assert seed["mse"] > 0
     assert [step for step, _ in seed["curve"]] == list(range(1, 21))
@@ -57,21 +60,42 @@ def test_quick_table_is_computed_once_and_rendered(paper, tmp_path, monkeypatch,
         raise AssertionError("computed again")
 
     monkeypatch.setattr(lavajax, "train", again)
-    assert paper("sine", "--quick", "--only", "N=2") == 0
-    (tmp_path / "results" / "sine" / files[2]).unlink()
-    assert paper("sine", "--quick", "--only", "N=2") == 0  # from its pieces
-    assert json.loads((tmp_path / "results" / "sine" / files[2]).read_text()) == record
+    assert paper("--all", "--quick") == 0
+    (tmp_path / "results" / "sine" / files[1]).unlink()
+    assert paper("sine", "--quick") == 0  # from its pieces
+    assert json.loads((tmp_path / "results" / "sine" / files[1]).read_text()) == record
     with pytest.raises(AssertionError, match="computed again"):
         paper("sine", "--only", "ANIL N=2", "--workers", "1")  # another protocol, another result
     assert paper("sines") == 2
     assert "item must be of sine" in capsys.readouterr().out
 
 
+def assert_every_item_is_there(folder):
+    """Its section of RESULTS.md without a NaN, and its figure, which is no empty frame."""
+    from matplotlib.image import imread
+
+    from paper import ITEMS
+
+    text = (folder / "RESULTS.md").read_text()
+    assert "nan" not in text
+    for title in (
+        *("## Sine waves", "## Dynamical systems", "### Trajectories", "## Task overlap"),
+        *("## The space of contexts", "## Variance of the estimate", "## Error against time"),
+        *("## Label noise", "## Condition numbers", "## Curves"),
+    ):
+        assert title in text
+    figures = sorted((folder / "results").glob("*.png"))
+    assert [f"results/{file.name}" in text for file in figures] == [True] * 9
+    assert all(imread(file).std() > 0.02 for file in figures)
+    for name, item in ITEMS.items():
+        assert item.TITLE, name
+
+
 def test_a_failed_cell_is_named_and_the_others_go_on(paper, tmp_path, capsys):
     """A model that is no model, in a process of its own."""
     (tmp_path / "runs" / "paper_quick" / "sine").mkdir(parents=True)
     (tmp_path / "runs" / "paper_quick" / "sine" / "models").write_text("in the way")
-    assert paper("sine", "--quick", "--only", "N=2", "LAVA", "--workers", "2") == 1
+    assert paper("sine", "--quick", "--only", "N=2", "LAVA", "--no-time", "--workers", "2") == 1
     said = capsys.readouterr().out
     assert "error: sine: LAVA, the paper's setting N=2 failed" in said
     assert "Error" in said  # the last line of the process

@@ -81,14 +81,31 @@ def test_validation_and_test_tasks_are_fresh():
         np.testing.assert_array_equal(fixed.query.y, plain.query.y)
 
 
+def test_supports_have_each_size_as_often_and_are_otherwise_the_same():
+    source = lj.VaryingShots(BASE, (1, 3))
+    task, plain = draw(source, 400), draw(BASE, 400)
+    np.testing.assert_array_equal(task.support.y, plain.support.y)
+    np.testing.assert_array_equal(task.query.y, plain.query.y)
+    sizes = np.asarray(task.support.mask).sum(axis=1)
+    assert set(sizes) == {1, 3}
+    assert 150 < np.sum(sizes == 1) < 250
+    assert np.asarray(task.support.mask)[:, 0].all()
+    with pytest.raises(ValueError, match="supports of at least 4 points, without a mask, got 3"):
+        lj.VaryingShots(BASE, (2, 4)).sample(jax.random.key(0))
+    with pytest.raises(ValueError, match="got 3 points with a mask"):
+        lj.VaryingShots(source, (2,)).sample(jax.random.key(0))
+
+
 def test_a_source_is_required():
-    for source in (lj.FixedTasks(lj.Sine), lj.NoisyLabels("sine", 1.0)):
+    for source in (
+        *(lj.FixedTasks(lj.Sine), lj.NoisyLabels("sine", 1.0), lj.VaryingShots(None, (1,))),
+    ):
         with pytest.raises(ValueError, match="tasks must be a source with sample"):
             source.sample(jax.random.key(0))
 
 
 def test_they_train_compose_and_have_a_record():
-    source = lj.NoisyLabels(lj.FixedTasks(BASE, 3), 0.5)
+    source = lj.NoisyLabels(lj.VaryingShots(lj.FixedTasks(BASE, 3), (1, 2)), 0.5)
     assert from_json(to_json(source)) == source
     trained = lj.train(lj.Anil(lj.MLP(hidden=(8,))), source, steps=2, meta_batch=2)
     assert lj.evaluate(trained.params, source, num_tasks=4).mean > 0
@@ -102,6 +119,7 @@ def test_they_train_compose_and_have_a_record():
             "NoisyLabels.std must be a finite number of at least 0",
         ),
         (lambda: lj.NoisyLabels(BASE, 1.0, "query"), "NoisyLabels.on must be one of 'support'"),
+        (lambda: lj.VaryingShots(BASE, ()), "VaryingShots.sizes must have at least one number"),
         (lambda: lj.FixedTasks(BASE, 0), "FixedTasks.number must be an integer of at least 1"),
     ],
 )

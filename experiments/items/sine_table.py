@@ -19,21 +19,24 @@ SHOTS = (1, 2, 10, 20)
 QUICK_ROWS = tuple(
     row for row in PAPER_ROWS if row.name in ("ANIL", "LAVA, the paper's setting", "ridge head")
 )
-TIMED = 10
 FIGURE = "sine.png"
 
 
 def table(scale: Scale, folders: Folders | None = None) -> Table:
     """The cells."""
-    shots = (2, TIMED) if scale.quick else SHOTS
-    columns = {f"N = {n}": lavajax.Sine(shots=n) for n in shots}
+    columns = {f"N = {n}": lavajax.Sine(shots=n) for n in ((2,) if scale.quick else SHOTS)}
     rows = QUICK_ROWS if scale.quick else rows_of(scale.extended)
     return Table(NAME, columns, scale.protocol, rows, folders)
 
 
+def timed(scale: Scale) -> str:
+    """The column whose times are measured."""
+    return "N = 2" if scale.quick else "N = 10"
+
+
 def works(scale: Scale) -> list[Work]:
     """All cells."""
-    return table(scale).works([f"N = {TIMED}"] if scale.times else [])
+    return table(scale).works([timed(scale)] if scale.times else [])
 
 
 def render(scale: Scale, folders: Folders) -> str:
@@ -41,20 +44,20 @@ def render(scale: Scale, folders: Folders) -> str:
     cells = table(scale, folders)
     if not cells.found:
         return ""
-    drawing = ""
-    if any(column == f"N = {TIMED}" and r["times"] for (_, column), r in cells.found.items()):
-        draw(cells, folders.results / FIGURE)
+    drawing, at = "", timed(scale)
+    if any(column == at and result["times"] for (_, column), result in cells.found.items()):
+        draw(cells, at, folders.results / FIGURE)
         drawing = (
-            f"![Test error against training time, N = {TIMED}]({folders.results.name}/{FIGURE})\n\n"
+            f"![Test error against training time]({folders.results.name}/{FIGURE})\n\n"
             "Test error on 500 unseen tasks against seconds of training, compilation apart, at "
-            f"N = {TIMED}, first seed: outer steps times the time of a step."
+            f"{at}, first seed: outer steps times the time of a step."
         )
     references = sine_errors(lavajax.Sine(shots=1)).items()
     return section(
         "## Sine waves",
         "Mean squared error; in brackets the LAVA paper's value. " + describe(scale.protocol),
-        cells.show_errors(timed=f"N = {TIMED}"),
-        f"Times at N = {TIMED}, on 2 CPU cores: an outer step, and adaptation and prediction of a "
+        cells.show_errors(timed=at),
+        f"Times at {at}, on 2 CPU cores: an outer step, and adaptation and prediction of a "
         "task as it is scored, in a batch of 100. "
         f"Without learning: {', '.join(f'{name} {value:g}' for name, value in references)}.",
         cells.compare(),
@@ -65,12 +68,12 @@ def render(scale: Scale, folders: Folders) -> str:
     )
 
 
-def draw(cells: Table, path: Path) -> None:
+def draw(cells: Table, column: str, path: Path) -> None:
     """Test error against seconds of training."""
     plt = figures.pyplot()
     figure, axis = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
     for row in cells.rows:
-        result = cells.found.get((row.name, f"N = {TIMED}"))
+        result = cells.found.get((row.name, column))
         if result is None or result["times"] is None:
             continue
         steps, errors = np.array(result["seeds"][0]["curve"], float).T

@@ -61,6 +61,7 @@ from lavajax.tasks.dynamics import VanDerPol as VanDerPol
 from lavajax.tasks.sine import Sine as Sine
 from lavajax.tasks.variants import FixedTasks as FixedTasks
 from lavajax.tasks.variants import NoisyLabels as NoisyLabels
+from lavajax.tasks.variants import VaryingShots as VaryingShots
 from lavajax.train import Progress as Progress
 from lavajax.train import Trained as Trained
 from lavajax.train import outer_optimizer as outer_optimizer

@@ -40,7 +40,7 @@ from lavajax.tasks.air_quality import AirQuality
 from lavajax.tasks.cartpole import Cartpole
 from lavajax.tasks.dynamics import FitzHughNagumo, MassSpring, Pendulum, VanDerPol
 from lavajax.tasks.sine import Sine
-from lavajax.tasks.variants import FixedTasks, NoisyLabels
+from lavajax.tasks.variants import FixedTasks, NoisyLabels, VaryingShots
 
 CLASSES: dict[str, Any] = {
     cls.__name__: cls
@@ -53,7 +53,7 @@ CLASSES: dict[str, Any] = {
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, FitzHughNagumo, MassSpring, Pendulum, VanDerPol, Cartpole),
-        *(AirQuality, NoisyLabels, FixedTasks),
+        *(AirQuality, NoisyLabels, FixedTasks, VaryingShots),
     )
 }
 

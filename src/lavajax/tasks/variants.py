@@ -1,4 +1,4 @@
-"""Sources made of other sources: with noise on the labels, or with a fixed set of tasks."""
+"""Sources made of other sources: noise on labels, a fixed set of tasks, varying support sizes."""
 
 from __future__ import annotations
 
@@ -104,6 +104,51 @@ class FixedTasks:
         return Task(
             jax.tree.map(lambda leaf: leaf[:n], mixed), jax.tree.map(lambda leaf: leaf[n:], mixed)
         )
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["tasks"], meta_fields=["sizes"])
+@dataclasses.dataclass(frozen=True)
+class VaryingShots:
+    """The tasks of another source, with supports of random size, by mask.
+
+    A model that has seen supports of many sizes can be used with any.
+
+    Attributes:
+        tasks: the source, or settings with a ``load``; its own support size is the largest there
+            can be.
+        sizes: the numbers of points to choose from, each as likely.
+    """
+
+    tasks: Any
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        validate.integers(self, "sizes", minimum=1)
+        if not self.sizes:
+            raise ValueError("VaryingShots.sizes must have at least one number, got none")
+
+    def load(self) -> VaryingShots:
+        """The same, its data read, where there is any."""
+        return dataclasses.replace(self, tasks=_load(self.tasks))
+
+    def sample(self, key: Array, split: Split = "train") -> Task:
+        """The task that the source draws with this key; the support's first points are real.
+
+        Raises:
+            ValueError: the source's supports have fewer points than a size, or a mask of their own.
+        """
+        check_source(self.tasks)
+        task = self.tasks.sample(key, split)
+        most = task.support.x.shape[0]
+        if max(self.sizes) > most or task.support.mask is not None:
+            raise ValueError(
+                f"VaryingShots.tasks must have supports of at least {max(self.sizes)} points, "
+                f"without a mask, got {most} points"
+                + ("" if task.support.mask is None else " with a mask")
+            )
+        size = jax.random.choice(jax.random.fold_in(key, 0x512E), jnp.asarray(self.sizes))
+        support = dataclasses.replace(task.support, mask=jnp.arange(most) < size)
+        return Task(support, task.query)
 
 
 def _load(tasks: Any) -> Any:

@@ -1,0 +1,128 @@
+"""Error against time, for methods of 1 to 8 inner steps and for LAVA, which needs one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import figures
+import lavajax
+from items.systems_table import systems
+from protocols import Protocol, Row, Scale
+from tables import Table, section
+from works import Folders, Work
+
+TITLE = "sine waves and systems: error against time by inner steps"
+NAME = "time"
+FIGURE = "time.png"
+STEPS = range(1, 9)
+_SHORT = Protocol(
+    "short", steps=2_000, search_steps=2_000, seeds=3, validation_tasks=2_000, test_tasks=4_000
+)
+FAMILIES = ("ANIL", "CAVIA", "LAVA, the paper's setting")
+
+
+def table(scale: Scale, folders: Folders | None = None) -> Table:
+    """The cells: a row for each method and number of inner steps, a column for each problem."""
+    steps = (1,) if scale.quick else STEPS
+    rows = [Row(f"ANIL S={s}", lavajax.Anil(inner_steps=s)) for s in steps]
+    rows += [Row(f"CAVIA S={s}", lavajax.Cavia(inner_steps=s)) for s in steps]
+    rows += [Row("LAVA, the paper's setting", lavajax.Lava())]
+    columns: dict[str, Any] = {f"sine, N = {n}": lavajax.Sine(shots=n) for n in (2, 5, 10, 20)}
+    columns |= {
+        f"{name}, N = 5": dataclasses.replace(task, shots=5)
+        for name, task in systems(scale).items()
+    }
+    if scale.quick:
+        columns = {"sine, N = 2": columns["sine, N = 2"]}
+    return Table(NAME, columns, scale.protocol if scale.quick else _SHORT, tuple(rows), folders)
+
+
+def works(scale: Scale) -> list[Work]:
+    """All cells and their times."""
+    cells = table(scale)
+    return cells.works(list(cells.columns) if scale.times else [])
+
+
+def render(scale: Scale, folders: Folders) -> str:
+    """The section of RESULTS.md."""
+    cells = table(scale, folders)
+    done = [
+        column
+        for column in cells.columns
+        if all((cells.found.get((r.name, column)) or {}).get("times") for r in cells.rows)
+    ]
+    if not done:
+        return ""
+    draw(cells, done, folders.results / FIGURE)
+    lines = []
+    for column in done:
+        better = [r.name for r in cells.rows if _beats(cells, r, column)]
+        end = ", but for " + ", ".join(better) if better else ""
+        lines.append(f"- {column}: LAVA is left of or below every other method{end}.")
+    return section(
+        "## Error against time",
+        f"After {cells.protocol.steps:,} outer steps, {cells.protocol.seeds} seeds, the outer rate "
+        "chosen on validation tasks; the time is that of an outer step over the 10 tasks of a "
+        "meta-batch, on 2 CPU cores. Numbers at the ends of a line: inner steps.",
+        f"![Error against time]({folders.results.name}/{FIGURE})",
+        "\n".join(lines),
+    )
+
+
+def _point(cells: Table, row: Row, column: str) -> tuple[float, float]:
+    """Milliseconds for a task, and the error."""
+    milliseconds = cells.found[row.name, column]["times"]["step_ms"] / cells.protocol.meta_batch
+    return milliseconds, float(cells.errors(row.name, column).mean())
+
+
+def _beats(cells: Table, row: Row, column: str) -> bool:
+    """Whether a method is both faster than LAVA and better."""
+    time, error = _point(cells, row, column)
+    lava_time, lava_error = _point(cells, cells.rows[-1], column)
+    return time < lava_time and error < lava_error
+
+
+def draw(cells: Table, columns: list[str], path: Path) -> None:
+    """A panel for each problem."""
+    plt = figures.pyplot()
+    wide = min(len(columns), 3)
+    tall = -(-len(columns) // wide)
+    figure, axes = plt.subplots(
+        tall,
+        wide,
+        figsize=(2.7 * wide + 0.4, 2.5 * tall + 0.4),
+        squeeze=False,
+        layout="constrained",
+    )
+    for axis in axes.flat[len(columns) :]:
+        axis.remove()
+    for axis, column in zip(axes.flat, columns, strict=False):
+        for family in FAMILIES:
+            rows = [r for r in cells.rows if r.name.startswith(family)]
+            x, y = np.transpose([_point(cells, r, column) for r in rows])
+            lava = len(rows) == 1
+            axis.plot(
+                *(x, y, "*-" if lava else "o-"),
+                color=figures.LOOKS[family][0],
+                ms=10 if lava else 4,
+                lw=0.8,
+                label=figures.short(family),
+            )
+            for end in () if lava else (0, len(rows) - 1):
+                label = rows[end].name.split("=")[-1]
+                axis.annotate(
+                    label, (x[end], y[end]), (5, 3), textcoords="offset points", fontsize=7
+                )
+        axis.set_xlim(left=0)
+        axis.set_yscale("log")
+        axis.set_title(column, fontsize=9)
+    for axis in axes[-1]:
+        axis.set_xlabel("training step, ms per task")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("test MSE")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figures.save(figure, path)

@@ -107,25 +107,34 @@ class Job:
 
 
 def _compute(job: Job, folders: Folders) -> dict[str, Any]:
+    """The best candidate that trains: where a seed diverges, the next best takes its place."""
     pieces = folders.pieces(job.item)
-    method, rate, validation = _choose(job, pieces)
-    key = _key(job, method, rate)
-    seeds = []
-    for seed in range(job.protocol.seeds):
-        run = partial(_run, job, method, rate, seed, job._model(folders, seed))
-        seeds.append(pieces.compute(f"{job.name} seed {seed}", key, run))
+    candidates, validation = _ranked(job, pieces)
+    given_up: list[str] = []
+    for method, rate in candidates:
+        key, seeds = _key(job, method, rate), list[dict[str, Any]]()
+        again = f" {_label(method, rate)}" if given_up else ""
+        for seed in range(job.protocol.seeds):
+            run = partial(_run, job, method, rate, seed, job._model(folders, seed))
+            seeds.append(pieces.compute(f"{job.name} seed {seed}{again}", key, run))
+            if seeds[-1]["mse"] is None and (method, rate) != candidates[-1]:
+                given_up.append(_label(method, rate))
+                break
+        else:
+            break
     return {
         "chosen": {"inner_steps": getattr(method, "inner_steps", None), "outer_rate": rate},
+        "given_up": given_up,
         "validation": validation,
         "seeds": seeds,
     }
 
 
-def _choose(job: Job, pieces: Cells) -> tuple[Any, float, dict[str, float | None]]:
-    """The candidate of least error on validation tasks; with a single one, no search."""
+def _ranked(job: Job, pieces: Cells) -> tuple[list[tuple[Any, float]], dict[str, float | None]]:
+    """The candidates by their error on validation tasks; with a single one, no search."""
     candidates = job.row.candidates(job.protocol)
     if len(candidates) == 1:
-        return *candidates[0], {}
+        return candidates, {}
     errors: dict[str, float | None] = {}
     for method, rate in candidates:
 
@@ -136,11 +145,16 @@ def _choose(job: Job, pieces: Cells) -> tuple[Any, float, dict[str, float | None
                 return {"mse": None}
             return {"mse": _score(job, params, "validation", job.protocol.validation_tasks).mean}
 
-        label = f"S={getattr(method, 'inner_steps', None)}, rate {rate:g}"
+        label = _label(method, rate)
         found = pieces.compute(f"{job.name} search {label}", _key(job, method, rate), search)
         errors[label] = found["mse"]
-    best = min(range(len(candidates)), key=lambda i: _order(list(errors.values())[i]))
-    return *candidates[best], errors
+    ranked = sorted(candidates, key=lambda each: _order(errors[_label(*each)]))
+    # What has diverged already is tried no more, unless all have.
+    return [c for c in ranked if np.isfinite(_order(errors[_label(*c)]))] or ranked[:1], errors
+
+
+def _label(method: Any, rate: float) -> str:
+    return f"S={getattr(method, 'inner_steps', None)}, rate {rate:g}"
 
 
 def _order(error: float | None) -> float:

@@ -152,6 +152,21 @@ class Table:
                     )
         return "\n".join(lines)
 
+    def given_up(self) -> str:
+        """The cells whose first choice diverged in training."""
+        cells = [
+            f"{name} at {column} ({'; '.join(result['given_up'])})"
+            for (name, column), result in self.found.items()
+            if result.get("given_up")
+        ]
+        if not cells:
+            return ""
+        return (
+            "Where a seed diverged in training, the next best candidate took the place of: "
+            + ", ".join(cells)
+            + "."
+        )
+
     def at_the_edge(self) -> str:
         """The cells whose choice lies at the end of its grid, where a wider one might do better."""
         ends = []

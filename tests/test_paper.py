@@ -151,3 +151,54 @@ def test_the_better_candidate_is_chosen_on_validation_and_divergence_is_the_wors
     assert error == pytest.approx(found["seeds"][1]["mse"])
     (tmp_path / "work").rename(tmp_path / "elsewhere")  # a model that is gone is trained again
     chex.assert_trees_all_close(job.params(folders, 1).learned, saved.learned)
+
+
+def test_a_choice_that_diverges_in_training_gives_way_to_the_next(paper, tmp_path, monkeypatch):
+    """But for the last, which is reported as it is."""
+    import dataclasses
+
+    import comparison
+    from protocols import QUICK, Row
+    from tables import Table
+    from works import Folders
+
+    row = Row("ANIL", lavajax.Anil(lavajax.MLP(hidden=(4,))), True)
+    protocol = dataclasses.replace(QUICK, inner_steps=(1, 2, 3), seeds=2)
+    trained, diverging, real = [], set(), lavajax.train
+    # S = 3 is the best in the search, then 2, then 1; which of them go on to diverge is below.
+    monkeypatch.setattr(
+        comparison, "_score", lambda _, params, *rest: _Score(1 / params.method.inner_steps)
+    )
+
+    def train(method, *args, steps, seed=0, **options):
+        if steps == protocol.steps:
+            trained.append((method.inner_steps, seed))
+            if method.inner_steps in diverging and seed == 1:
+                raise FloatingPointError
+        return real(method, *args, steps=steps, seed=seed, **options)
+
+    monkeypatch.setattr(lavajax, "train", train)
+    for name, bad, chosen, order in (
+        ("some", {3}, 2, [(3, 0), (3, 1), (2, 0), (2, 1)]),
+        ("all", {1, 2, 3}, 1, [(s, seed) for s in (3, 2, 1) for seed in (0, 1)]),
+    ):
+        trained.clear()
+        diverging.update(bad)
+        folders = Folders(tmp_path / name, tmp_path / name)
+        columns = {"N = 2": lavajax.Sine(shots=2)}
+        table = Table("sine", columns, protocol, (row,), folders)
+        found = table.works()[0].do(folders)
+        assert found["chosen"]["inner_steps"] == chosen
+        assert trained == order
+        assert f"ANIL at N = 2 ({'; '.join(found['given_up'])})" in table.given_up()
+    assert [seed["mse"] is None for seed in found["seeds"]] == [False, True]
+    assert "| ANIL | diverged in 1 of 2 seeds |" in table.show_errors()
+
+
+class _Score:
+    """An evaluation by its mean."""
+
+    nll = coverage = None
+
+    def __init__(self, mean):
+        self.mean = self.median = mean

@@ -63,6 +63,7 @@ def render(scale: Scale, folders: Folders) -> str:
         cells.compare(),
         cells.show_settings(),
         cells.at_the_edge(),
+        cells.given_up(),
         cells.show_densities(),
         drawing,
     )

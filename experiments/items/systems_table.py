@@ -96,4 +96,5 @@ def render(scale: Scale, folders: Folders) -> str:
         cells.compare(),
         cells.show_settings(),
         cells.at_the_edge(),
+        cells.given_up(),
     )

@@ -207,7 +207,13 @@ def test_order_and_padding_of_the_support_change_nothing(name, x64):
     assert_close(adapt(name, params, lavajax.Points(x, y, mask)), expected, 1e-9)
 
 
-@pytest.mark.parametrize("name", [n for n in REGRESSION if n.startswith(("lava head", "anil"))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lava head", "lava head, converged", "lava head, naive", "anil", "vfml head", "llama"),
+        *("ridge", "ridge, towards zero", "imaml head"),
+    ],
+)
 def test_outputs_of_a_head_may_be_permuted(name, x64):
     params, support = setting(name)
     flipped = params.replace_learned({**params.learned, "head": params["head"][:, ::-1]})
@@ -242,6 +248,24 @@ def test_query_labels_do_not_leak_into_adaptation(name):
     assert any(v is loss.jaxpr.invars[0] for eqn in loss.jaxpr.eqns for v in eqn.invars)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lava head", "lava head, converged", "lava context", "lava full", "anil", "ridge"),
+        *("alpaca", "dkt", "dkt, linear", "imaml head", "bmaml", "hyper network", "tnp"),
+    ],
+)
+def test_float32_predicts_what_float64_does_from_twenty_points(name):
+    with jax.enable_x64(True):
+        support, x = points_for(name, 20), points_for(name, 7, seed=1).x
+        params = make_params(METHODS[name], support)
+        expected = lavajax.predict(params, lavajax.adapt(params, support), x).mean
+    low = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), (params, support, x))
+    found = lavajax.predict(low[0], lavajax.adapt(low[0], low[1]), low[2]).mean
+    assert found.dtype == jnp.float32
+    assert_close(found, expected, 1e-3)
+
+
 @every_method
 def test_masks_of_one_shape_are_one_compilation(name):
     params, _ = setting(name)
@@ -256,6 +280,12 @@ def test_masks_of_one_shape_are_one_compilation(name):
     for count in (6, 3, 1, 0):
         support = points_for(name, 6, mask=jnp.arange(6) < count)
         blocks.append(compiled(params, support))
+    # Duplicates, and inputs, hence features, that are the same at different targets.
+    same = dataclasses.replace(support, x=jnp.ones_like(support.x), mask=jnp.arange(6) < 5)
+    blocks.append(compiled(params, same))
+    twice = jax.tree.map(lambda leaf: leaf[jnp.array([0, 0, 0, 0, 1, 1])], same)
+    blocks.append(compiled(params, twice))
+    assert_finite(blocks)
     assert len(traces) == 1
     assert_different(blocks[0], blocks[1], by=1e-6)
     # the literal route multiplies and solves back: to rounding, as a compiled prediction

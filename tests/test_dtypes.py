@@ -27,10 +27,23 @@ METHODS = [
     lavajax.Alpaca(model=MODEL),
     lavajax.Dkt(model=MODEL),
     lavajax.IMaml(model=MODEL),
+    lavajax.Bmaml(model=MODEL, particles=2),
+    lavajax.Platipus(model=MODEL),
+    lavajax.HyperNetwork(model=MODEL),
+]
+# Their block is what a network has made of the points: as precise as the network.
+PROCESSES = [
+    lavajax.Cnp(encoder=(8,), encoding=4, decoder=(8,)),
+    lavajax.AttentiveCnp(width=8, heads=2, key_encoder=(8,), encoder=(8,), decoder=(8,)),
+    lavajax.Tnp(width=8, heads=2, layers=2, feedforward=8, decoder=(8,)),
 ]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{type(m).__name__}-{m.subspace}")
+def name(method):
+    return f"{type(method).__name__}-{getattr(method, 'subspace', '')}"
+
+
+@pytest.mark.parametrize("method", METHODS, ids=name)
 def test_bfloat16_parameters_adapt_in_float32_and_near_the_float32_answer(method):
     task = lavajax.Sine(shots=6).sample(jax.random.key(0))
     params = method.init(jax.random.key(1), task.support.x, task.support.y)
@@ -44,7 +57,7 @@ def test_bfloat16_parameters_adapt_in_float32_and_near_the_float32_answer(method
         np.testing.assert_allclose(a, b, atol=0.05 * float(jnp.abs(b).max()) + 0.01)
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: f"{type(m).__name__}-{m.subspace}")
+@pytest.mark.parametrize("method", [*METHODS, *PROCESSES], ids=name)
 def test_float32_training_state_stays_float32_when_float64_is_on(method):
     """No constant of ours may promote: a scan over steps would refuse the changed state."""
     tasks = lavajax.Sine(shots=3, queries=4)

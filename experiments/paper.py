@@ -11,9 +11,13 @@ start it again. ``--render`` only draws.
 
 from __future__ import annotations
 
+import threads  # noqa: F401
+
+# isort: split
 import argparse
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -69,7 +73,7 @@ def main() -> int:
     parser.add_argument("--no-time", action="store_true", help="measure no times")
     parser.add_argument("--only-time", action="store_true", help="measure times alone")
     parser.add_argument("--quick", action="store_true", help="everything tiny: is it sound?")
-    parser.add_argument("--only", nargs="+", default=[], help="cells whose name has this in it")
+    parser.add_argument("--only", nargs="+", default=[], help="cells whose names have these words")
     parser.add_argument("--workers", type=int, help="processes; as many as cores if not given")
     parser.add_argument("--render", action="store_true", help="compute nothing")
     parser.add_argument("--results", type=Path, help="cells; results/ where not given")
@@ -226,4 +230,5 @@ class Running:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the cells' processes too
     sys.exit(main())

@@ -8,6 +8,9 @@ python experiments/run.py --eval=runs/sine-lava-20250101-120000
 
 from __future__ import annotations
 
+import threads  # noqa: F401
+
+# isort: split
 import contextlib
 import dataclasses
 import importlib.metadata

@@ -161,6 +161,19 @@ class Table:
                 lines.append(f"- {column}: {'; '.join(parts)}.")
         return "\n".join(lines)
 
+    def single_step(self) -> str:
+        """The errors of the search at one inner step, beside the paper's."""
+
+        def show(row: Row, column: str) -> str:
+            if not row.searched:
+                return ""
+            searched = self.found.get((row.name, column), {}).get("validation", {})
+            errors = [v for k, v in searched.items() if k.startswith("S=1,") and v is not None]
+            value = paper_value(self.columns[column], row.method) if row.paper else None
+            return f"{min(errors):.3g}{'' if value is None else f' ({value:g})'}" if errors else ""
+
+        return self._show("S = 1", show)
+
     def given_up(self) -> str:
         """The cells whose first choice diverged in training."""
         cells = [

@@ -27,6 +27,8 @@ What is behind the numbers:
   its gain over ANIL is the gain of solving the last layer instead of stepping on it. Converged
   steps and a learned epsilon take it to the ridge head's level; the paper's setting, with one rate
   for steps of all lengths, stays above it.
+- **At N = 1** there is nothing to weigh: one-step LAVA is one-step ANIL. The table's ANIL takes 8
+  steps; converged LAVA, whose one point is fitted to the end, equals it.
 - **A context of 4 numbers** holds less of a task than a head of 65. LAVA in a context is better
   than CAVIA at N = 2 and worse at N = 10 and 20, where CAVIA can take 8 steps.
 - **Inner steps** are what separates most baselines from the paper's. With a single one, VFML, LLAMA

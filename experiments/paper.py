@@ -15,6 +15,7 @@ import threads  # noqa: F401
 
 # isort: split
 import argparse
+import contextlib
 import dataclasses
 import os
 import signal
@@ -188,8 +189,9 @@ def by_processes(works: list[Work], folders: Folders, workers: int) -> Iterator[
 
 
 def _cores(workers: int) -> list[int]:
-    """A core for each worker, where there are as many: small steps on one core of their own take
-    half as long as on two that are shared.
+    """A core for each worker, where there are as many.
+
+    Small steps on a core of their own take half as long as on two that are shared.
     """
     if not hasattr(os, "sched_getaffinity"):  # not on Linux
         return []
@@ -223,7 +225,8 @@ class Running:
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         if core is not None:  # before JAX has started, which counts the cores then
-            os.sched_setaffinity(process.pid, {core})
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(process.pid, {core})
         return Running(work, process, log, time.monotonic(), core)
 
     def outcome(self) -> str | None:

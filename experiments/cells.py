@@ -19,9 +19,8 @@ class Cells:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Opens or makes the folder."""
+        """The results in a folder, which is made with the first of them."""
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, name: str, key: Any) -> Any:
         """The result called ``name``, or None where there is none of that key."""
@@ -32,8 +31,13 @@ class Cells:
         return found["result"] if found["key"] == json.loads(json.dumps(key)) else None
 
     def put(self, name: str, key: Any, result: Any) -> None:
-        """Keeps a result, whole or not at all."""
-        text = json.dumps({"key": key, "result": result}, indent=1) + "\n"
+        """Keeps a result, whole or not at all.
+
+        Raises:
+            ValueError: it has a number that is not finite, which JSON has not.
+        """
+        text = json.dumps({"key": key, "result": result}, indent=1, allow_nan=False) + "\n"
+        self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self._file(name), text)
 
     def compute(self, name: str, key: Any, fn: Callable[[], Any]) -> Any:

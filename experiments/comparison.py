@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import json
+import os
 import statistics
 import time
 from functools import partial
@@ -88,12 +92,19 @@ class Job:
             FloatingPointError: the seed has diverged.
         """
         method, rate = self.chosen(folders)
-        path = self._model(folders, seed)
-        if path.exists() and (params := lavajax.load(path)).method == method:
-            return params
+        if self.work.result(folders)["seeds"][seed]["mse"] is None:
+            raise FloatingPointError(f"seed {seed} of {self.name} has diverged")
+        path = _model(self, folders, _seed_key(self, method, rate, seed))
+        if path.exists():
+            return lavajax.load(path)
         params = _train(self, method, rate, seed=seed, steps=self.protocol.steps).params
-        lavajax.save(params, path, overwrite=True)
+        lavajax.save(params, path)
         return params
+
+    def trained(self, folders: Folders) -> list[lavajax.MetaParams]:
+        """The parameters of all seeds of the cell that have not diverged."""
+        seeds = self.work.result(folders)["seeds"]
+        return [self.params(folders, i) for i, s in enumerate(seeds) if s["mse"] is not None]
 
     def chosen(self, folders: Folders) -> tuple[Any, float]:
         """The method and the outer rate that the cell has chosen."""
@@ -102,9 +113,6 @@ class Job:
             method = dataclasses.replace(method, inner_steps=chosen["inner_steps"])
         return method, chosen["outer_rate"]
 
-    def _model(self, folders: Folders, seed: int) -> Path:
-        return folders.models(self.item) / f"{self.name} {seed}"
-
 
 def _compute(job: Job, folders: Folders) -> dict[str, Any]:
     """The best candidate that trains: where a seed diverges, the next best takes its place."""
@@ -112,10 +120,10 @@ def _compute(job: Job, folders: Folders) -> dict[str, Any]:
     candidates, validation = _ranked(job, pieces)
     given_up: list[str] = []
     for method, rate in candidates:
-        key, seeds = _key(job, method, rate), list[dict[str, Any]]()
-        again = f" {_label(method, rate)}" if given_up else ""
+        seeds, again = list[dict[str, Any]](), f" {_label(method, rate)}" if given_up else ""
         for seed in range(job.protocol.seeds):
-            run = partial(_run, job, method, rate, seed, job._model(folders, seed))
+            key = _seed_key(job, method, rate, seed)
+            run = partial(_run, job, method, rate, seed, _model(job, folders, key))
             seeds.append(pieces.compute(f"{job.name} seed {seed}{again}", key, run))
             if seeds[-1]["mse"] is None and (method, rate) != candidates[-1]:
                 given_up.append(_label(method, rate))
@@ -143,10 +151,15 @@ def _ranked(job: Job, pieces: Cells) -> tuple[list[tuple[Any, float]], dict[str,
                 params = _train(job, method, rate, steps=job.protocol.search_steps).params
             except FloatingPointError:  # diverged: the worst choice there is
                 return {"mse": None}
-            return {"mse": _score(job, params, "validation", job.protocol.validation_tasks).mean}
+            error = _score(job, params, "validation", job.protocol.validation_tasks).mean
+            return {"mse": error if np.isfinite(error) else None}
 
-        label = _label(method, rate)
-        found = pieces.compute(f"{job.name} search {label}", _key(job, method, rate), search)
+        label, protocol = _label(method, rate), job.protocol
+        key = _key(job, method, rate) | {
+            "steps": protocol.search_steps,
+            "validation_tasks": protocol.validation_tasks,
+        }
+        found = pieces.compute(f"{job.name} search {label}", key, search)
         errors[label] = found["mse"]
     ranked = sorted(candidates, key=lambda each: _order(errors[_label(*each)]))
     # What has diverged already is tried no more, unless all have.
@@ -158,11 +171,30 @@ def _label(method: Any, rate: float) -> str:
 
 
 def _order(error: float | None) -> float:
-    return np.inf if error is None or not np.isfinite(error) else error
+    return np.inf if error is None else error
 
 
 def _key(job: Job, method: Any, rate: float) -> dict[str, Any]:
-    return {**job.key, "method": to_json(method), "outer_rate": rate}
+    """What a training depends on, but for its length and seed."""
+    return {
+        "method": to_json(method),
+        "optimizer": job.row.optimizer,
+        "outer_rate": rate,
+        "task": to_json(job.task),
+        "meta_batch": job.protocol.meta_batch,
+    }
+
+
+def _seed_key(job: Job, method: Any, rate: float, seed: int) -> dict[str, Any]:
+    protocol = job.protocol
+    length = {"steps": protocol.steps, "test_tasks": protocol.test_tasks, "seed": seed}
+    return _key(job, method, rate) | length
+
+
+def _model(job: Job, folders: Folders, key: dict[str, Any]) -> Path:
+    """The folder of a trained model, of a name for all that it depends on."""
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+    return folders.models(job.item) / f"{job.name} {key['seed']} {digest}"
 
 
 def _run(job: Job, method: Any, rate: float, seed: int, model: Path) -> dict[str, Any]:
@@ -171,15 +203,18 @@ def _run(job: Job, method: Any, rate: float, seed: int, model: Path) -> dict[str
 
     def record(progress: lavajax.Progress) -> None:
         error = _score(job, progress.state.params, "test", min(500, job.protocol.test_tasks), 1)
-        curve.append([progress.step, error.mean])
+        if np.isfinite(error.mean):
+            curve.append([progress.step, error.mean])
 
     try:
         steps = job.protocol.steps
         params = _train(job, method, rate, seed=seed, steps=steps, callback=record).params
     except FloatingPointError:
         return {"mse": None, "curve": curve}
-    lavajax.save(params, model, overwrite=True)
     found = _score(job, params, "test", job.protocol.test_tasks)
+    if not np.isfinite(found.mean):
+        return {"mse": None, "curve": curve}
+    lavajax.save(params, model, overwrite=True)
     return {
         "mse": found.mean,
         "median": found.median,
@@ -189,20 +224,23 @@ def _run(job: Job, method: Any, rate: float, seed: int, model: Path) -> dict[str
     }
 
 
-def _measure(job: Job, folders: Folders) -> dict[str, float]:
+def _measure(job: Job, folders: Folders) -> dict[str, Any]:
     """``step_ms``, an outer step; ``task_us``, a task as it is scored, of a batch of 100."""
     method, rate = job.chosen(folders)
-    steps, seconds = max(job.protocol.steps // 100, 1), []
-    params = _train(
-        job,
-        method,
-        rate,
-        steps=5 * steps,
-        chunk=steps,
-        callback=lambda progress: seconds.append(progress.seconds),
-    ).params
+    steps, seconds = max(job.protocol.steps // 100, 1), list[float]()
+    with contextlib.suppress(FloatingPointError):  # the time is the same
+        _train(
+            job,
+            method,
+            rate,
+            steps=5 * steps,
+            chunk=steps,
+            callback=lambda progress: seconds.append(progress.seconds),
+        )
     keys = jax.random.split(jax.random.key(0), 100)
     tasks = jax.vmap(lambda key: job.task.sample(key, "test"))(keys)
+    one = jax.tree.map(lambda leaf: leaf[0], tasks.support)
+    params = method.init(keys[0], one.x, one.y)
 
     @jax.jit
     def predict(params: lavajax.MetaParams) -> jax.Array:
@@ -219,8 +257,11 @@ def _measure(job: Job, folders: Folders) -> dict[str, float]:
         jax.block_until_ready(predict(params))
         times.append(time.perf_counter() - begun)
     return {
-        "step_ms": 1e3 * statistics.median(seconds) / steps,
+        "step_ms": 1e3 * statistics.median(seconds) / steps if seconds else None,
         "task_us": 1e6 * statistics.median(times) / len(keys),
+        "machine": f"{len(os.sched_getaffinity(0))} CPU cores"
+        if jax.default_backend() == "cpu" and hasattr(os, "sched_getaffinity")
+        else jax.devices()[0].device_kind,
     }
 
 

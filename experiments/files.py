@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ UNFINISHED = ".unfinished"
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Gives a path to write to, which takes the place of ``path`` when all is written."""
-    temporary = path.with_name(f".{path.name}{UNFINISHED}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         yield temporary
         temporary.replace(path)

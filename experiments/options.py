@@ -101,18 +101,24 @@ class Variant:
     """What any task may be changed by.
 
     Attributes:
-        label_noise: standard deviation of Gaussian noise on the targets of the support.
+        label_noise: standard deviation of Gaussian noise on targets.
+        noise_on: on the targets of the support alone, or of both.
         fixed_tasks: train on this many tasks of fixed points; on ever fresh ones where not given.
+        fixed_seed: of the fixed tasks, which are the same for all seeds of the run.
     """
 
     label_noise: float = 0.0
+    noise_on: Literal["support", "both"] = "support"
     fixed_tasks: int | None = None
+    fixed_seed: int = 0
 
     def of(self, task: Any) -> Any:
         """The task, changed."""
         if self.fixed_tasks is not None:
-            task = lavajax.FixedTasks(task, self.fixed_tasks)
-        return lavajax.NoisyLabels(task, self.label_noise) if self.label_noise else task
+            task = lavajax.FixedTasks(task, self.fixed_tasks, self.fixed_seed)
+        if self.label_noise:
+            task = lavajax.NoisyLabels(task, self.label_noise, self.noise_on)
+        return task
 
     def __str__(self) -> str:
         """As a title goes on."""
@@ -122,12 +128,14 @@ class Variant:
     @staticmethod
     def split(task: Any) -> tuple[Any, Variant]:
         """The inverse of ``of``."""
-        noise, fixed = 0.0, None
+        found: dict[str, Any] = {}
         if isinstance(task, lavajax.NoisyLabels):
-            task, noise = task.tasks, task.std
+            found |= {"label_noise": task.std, "noise_on": task.on}
+            task = task.tasks
         if isinstance(task, lavajax.FixedTasks):
-            task, fixed = task.tasks, task.number
-        return task, Variant(noise, fixed)
+            found |= {"fixed_tasks": task.number, "fixed_seed": task.seed}
+            task = task.tasks
+        return task, Variant(**found)
 
 
 @dataclasses.dataclass(frozen=True)

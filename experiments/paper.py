@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,11 +57,11 @@ ITEMS: dict[str, Item] = {
 }
 
 
-def main() -> int:
-    """Computes what is missing, and renders what is there.
+def parse() -> argparse.Namespace:
+    """The command line.
 
-    Returns:
-        0; 1 where a cell failed, 2 for a setting that cannot be, 130 where it was stopped.
+    Raises:
+        SystemExit: help was asked for, or a setting cannot be.
     """
     listing = "\n".join(f"  {name:12s}{item.TITLE}" for name, item in ITEMS.items())
     parser = argparse.ArgumentParser(
@@ -72,21 +73,35 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="every item")
     parser.add_argument("--extended", action="store_true", help="methods beyond the paper's too")
     parser.add_argument("--no-time", action="store_true", help="measure no times")
-    parser.add_argument("--only-time", action="store_true", help="measure times alone")
+    parser.add_argument("--only-time", action="store_true", help="times, and the cells they need")
     parser.add_argument("--quick", action="store_true", help="everything tiny: is it sound?")
     parser.add_argument("--only", nargs="+", default=[], help="cells whose names have these words")
     parser.add_argument("--workers", type=int, help="processes; as many as cores if not given")
     parser.add_argument("--render", action="store_true", help="compute nothing")
-    parser.add_argument("--results", type=Path, help="cells; results/ where not given")
-    parser.add_argument("--work", type=Path, help="everything else; runs/paper where not given")
+    parser.add_argument(
+        "--results", type=Path, help="cells, with RESULTS.md beside it; results/ if not given"
+    )
+    parser.add_argument("--work", type=Path, help="everything else; runs/paper if not given")
     parser.add_argument("--cell", help=argparse.SUPPRESS)  # what a worker process is told to do
     args = parser.parse_args()
     if unknown := set(args.items) - ITEMS.keys():
-        print(f"error: item must be of {', '.join(ITEMS)}, got {', '.join(sorted(unknown))}")
-        return 2
+        parser.error(f"item must be of {', '.join(ITEMS)}, got {', '.join(sorted(unknown))}")
     if not args.items and not args.all:
-        parser.print_help()
-        return 2
+        parser.error(f"give --all, or items of {', '.join(ITEMS)}")
+    if args.workers is not None and args.workers < 1:
+        parser.error(f"--workers must be at least 1, got {args.workers}")
+    if args.only_time and args.no_time:
+        parser.error("--only-time and --no-time leave nothing to do")
+    return args
+
+
+def main() -> int:
+    """Computes what is missing, and renders what is there.
+
+    Returns:
+        0; 1 where a cell failed, 2 where no cell has such a name, 130 where it was stopped.
+    """
+    args = parse()
     scale = Scale(
         QUICK if args.quick else HEADLINE, args.extended, args.quick, times=not args.no_time
     )
@@ -101,6 +116,9 @@ def main() -> int:
     works = [each for each in works if all(text in each.label for text in args.only)]
     if args.only_time:
         works = [each for each in works if each.alone]
+    if not works:
+        print(f"error: --only must be of the names of cells, which {args.only} is not")
+        return 2
     works = with_needed(works)
     failed: list[str] = []
     try:
@@ -111,7 +129,13 @@ def main() -> int:
         print("stopped; the same command goes on from here")
         return 130
     everything = Scale(scale.protocol, extended=True, quick=scale.quick, times=True)
-    sections = [item.render(everything, folders) for item in ITEMS.values()]
+    sections = []
+    for name, item in ITEMS.items():
+        try:
+            sections.append(item.render(everything, folders))
+        except Exception:  # the other sections are written all the same
+            traceback.print_exc()
+            failed.append(f"rendering of {name}")
     command = "python experiments/paper.py " + (
         "--all --quick" if args.quick else "--all --extended"
     )
@@ -159,15 +183,28 @@ Outcome = tuple[Work, str, float]
 def in_this_process(works: list[Work], folders: Folders, workers: int) -> Iterator[Outcome]:
     """One cell after the other."""
     del workers
+    lost: set[str] = set()
     for each in works:
-        begun = time.monotonic()
-        each.do(folders)
-        yield each, "", time.monotonic() - begun
+        begun, error = time.monotonic(), _missing(each, lost)
+        try:
+            if not error:
+                each.do(folders)
+        except Exception as failure:  # the other cells go on
+            error = f"{type(failure).__name__}: {failure}"
+        if error:
+            lost.add(each.label)
+        yield each, error, time.monotonic() - begun
+
+
+def _missing(work: Work, lost: set[str]) -> str:
+    """What a cell cannot be computed without, of the cells that are lost; or ""."""
+    missing = [each.label for each in work.after if each.label in lost]
+    return f"not started, for want of {', '.join(missing)}" if missing else ""
 
 
 def by_processes(works: list[Work], folders: Folders, workers: int) -> Iterator[Outcome]:
     """Each cell in a process of its own, ``workers`` at a time; those that want it, alone."""
-    waiting, running = list(works), dict[str, Running]()
+    waiting, running, lost = list(works), dict[str, Running](), set[str]()
     cores = _cores(workers)
     logs = folders.work / "logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -175,13 +212,21 @@ def by_processes(works: list[Work], folders: Folders, workers: int) -> Iterator[
         while waiting or running:
             while len(running) < workers and (each := _next(waiting, running)) is not None:
                 waiting.remove(each)
+                if needs := _missing(each, lost):
+                    lost.add(each.label)
+                    yield each, needs, 0.0
+                    continue
                 taken = {one.core for one in running.values()}
                 core = None if each.alone else next((c for c in cores if c not in taken), None)
-                running[each.label] = Running.start(each, logs / f"{len(waiting)}.txt", core)
+                running[each.label] = Running.start(
+                    each, logs / f"{os.getpid()}-{len(waiting)}.txt", core
+                )
             time.sleep(0.1)
             for label, one in list(running.items()):
                 if (error := one.outcome()) is not None:
                     del running[label]
+                    if error:
+                        lost.add(label)
                     yield one.work, error, time.monotonic() - one.begun
     finally:
         for one in running.values():

@@ -82,7 +82,7 @@ class Table:
 
         def show_time(row: Row, column: str) -> str:
             known = self.found.get((row.name, timed), {}).get("times") or {}
-            return f"{known[times[column]]:.3g}" if known else ""
+            return f"{known[times[column]]:.3g}" if known.get(times[column]) is not None else ""
 
         return self._show("method", show, times, show_time)
 
@@ -107,6 +107,8 @@ class Table:
             nll = [s["nll"] for s in known if s["nll"] is not None]
             parts = [f"{np.mean(nll):.3g}"] if nll else []
             parts += [f"{100 * np.mean([s['coverage'] for s in known]):.1f}%"] if known else []
+            lost = len(seeds) - len(known)
+            parts += [f"{lost} of {len(seeds)} seeds diverged"] if known and lost else []
             return ", ".join(parts)
 
         return self._show("NLL, 95% coverage", show)
@@ -131,35 +133,61 @@ class Table:
     def compare(self) -> str:
         """LAVA against the methods that the paper compares it with, and the best of it against all.
 
-        A ratio above 1 says that LAVA is lower.
+        Means and standard deviations over seeds; a ratio above 1 says that LAVA is lower. Methods
+        of which a seed has diverged are left out, and named.
         """
         papers = {row.name for row in self.rows if row.paper}
         lines = []
         for column in self.columns:
-            means = {
-                row.name: float(self.errors(row.name, column).mean())
-                for row in self.rows
-                if (row.name, column) in self.found
-            }
-            means = {name: mean for name, mean in means.items() if np.isfinite(mean)}
+            there = [row.name for row in self.rows if (row.name, column) in self.found]
+            errors = {name: self.errors(name, column) for name in there}
+            lost = [name for name, values in errors.items() if np.isnan(values).any()]
+            means = {n: float(values.mean()) for n, values in errors.items() if n not in lost}
             lava = {name: mean for name, mean in means.items() if name.startswith("LAVA")}
             others = {name: mean for name, mean in means.items() if name not in lava}
             rivals = {name: mean for name, mean in others.items() if name in papers}
+
+            def told(name: str, own: str, errors: dict[str, np.ndarray] = errors) -> str:
+                ratio = errors[name].mean() / errors[own].mean()
+                return f"{_spread(errors[name])} ({name}), {ratio:.2g} times as much"
+
             parts = []
             if OURS in lava and rivals:
                 parts.append(
-                    f"LAVA in the paper's setting {lava[OURS]:.3g}, the best of the methods that "
-                    f"the paper compares it with {_best(rivals, lava[OURS])}"
+                    f"LAVA in the paper's setting {_spread(errors[OURS])}, the best of the methods "
+                    f"that the paper compares it with {told(_least(rivals), OURS)}"
                 )
             if lava and len(others) > len(rivals):
-                name = min(lava, key=lambda each: lava[each])
+                best = _least(lava)
                 parts.append(
-                    f"the best form of LAVA {lava[name]:.3g} ({name}), the best of all others "
-                    f"{_best(others, lava[name])}"
+                    f"the best form of LAVA {_spread(errors[best])} ({best}), the best of all "
+                    f"others {told(_least(others), best)}"
                 )
+            if parts and lost:
+                parts.append(f"left out: {', '.join(lost)}")
             if parts:
                 lines.append(f"- {column}: {'; '.join(parts)}.")
         return "\n".join(lines)
+
+    def exceptions(self) -> str:
+        """The rows for which the protocol is another."""
+        parts = []
+        for row in self.rows:
+            if not any((row.name, column) in self.found for column in self.columns):
+                continue
+            if row.optimizer == "sgd":
+                parts.append(f"{row.name} is trained by plain SGD")
+            if row.rates is not None:
+                parts.append(f"{row.name} has outer rates of {listed(row.rates)}")
+            own_steps = hasattr(row.method, "inner_steps") and not row.name.startswith("LAVA")
+            if own_steps and not row.searched:
+                parts.append(f"{row.name} has S = {row.method.inner_steps}")
+        return f"Not chosen, or from another grid: {'; '.join(parts)}." if parts else ""
+
+    def machine(self, column: str) -> str:
+        """Where the times of a column were taken."""
+        times = [r["times"] for (_, c), r in self.found.items() if c == column and r["times"]]
+        return " and ".join(sorted({each["machine"] for each in times}))
 
     def single_step(self) -> str:
         """The errors of the search at one inner step, beside the paper's."""
@@ -209,9 +237,8 @@ def rows_of(extended: bool) -> tuple[Row, ...]:
     return PAPER_ROWS + (EXTENDED_ROWS if extended else ())
 
 
-def _best(means: dict[str, float], own: float) -> str:
-    name = min(means, key=lambda each: means[each])
-    return f"{means[name]:.3g} ({name}), {means[name] / own:.2g} times as much"
+def _least(means: dict[str, float]) -> str:
+    return min(means, key=lambda name: means[name])
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-import lavajax
 from cells import Cells
 from protocols import Scale
 
@@ -111,13 +110,3 @@ class Clock:
             return "less than a minute left"
         hours, minutes = divmod(minutes, 60)
         return f"about {hours} h {minutes:02d} min left" if hours else f"about {minutes} min left"
-
-
-def trained(folder: Path, name: str, train: Callable[[], lavajax.MetaParams]) -> lavajax.MetaParams:
-    """The model that stands under a name, which must say all that it depends on; else trains it."""
-    path = folder / name
-    if path.exists():
-        return lavajax.load(path)
-    params = train()
-    lavajax.save(params, path)
-    return params

@@ -69,12 +69,19 @@ def test_options_of_task_method_subspace_and_seeds_reach_the_run(tmp_path):
 def test_a_noisy_fixed_system_is_trained_on_and_scored_elsewhere(tmp_path):
     """And --eval starts from the task as it was trained on."""
     done = run(
-        *("--task=mass-spring", "--label-noise=0.5", "--fixed-tasks=5", "--out=here", *TINY),
+        *(
+            "--task=mass-spring",
+            "--label-noise=0.5",
+            "--fixed-tasks=5",
+            "--fixed-seed=3",
+            "--out=here",
+            *TINY,
+        ),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     task = from_json(json.loads((tmp_path / "here" / "config.json").read_text())["task"])
-    assert task == lavajax.NoisyLabels(lavajax.FixedTasks(lavajax.MassSpring(), 5), 0.5)
+    assert task == lavajax.NoisyLabels(lavajax.FixedTasks(lavajax.MassSpring(), 5, 3), 0.5)
     scores = []
     for args in ([], ["--label-noise=0"], ["--task=mass-spring-shifted", "--shots=3"]):
         done = run("--eval=here", "--test-tasks=50", *args, cwd=tmp_path)

@@ -59,8 +59,6 @@ def test_fixed_tasks_are_few_and_their_points_are_split_anew():
     assert len(found) == 4  # the same eight points in each, whatever their order
     supports = {tuple(row) for row in np.sort(np.asarray(task.support.x)[..., 0], axis=1)}
     assert len(supports) > 100  # of 4 * (8 choose 3) = 224
-    amplitude = np.abs(np.asarray(task.query.y)).max()
-    assert amplitude > 0
     other = draw(lj.FixedTasks(BASE, number=4, seed=8), 400)
     assert not np.isin(other.support.x, task.support.x).any()
 
@@ -73,6 +71,24 @@ def test_a_fixed_task_keeps_its_points_together():
     order = np.argsort(x, axis=1)
     sorted_y = np.take_along_axis(y, order, axis=1)
     assert len({tuple(row) for row in sorted_y}) == 2
+
+
+def test_what_would_move_between_support_and_query_is_refused():
+    key = jax.random.key(0)
+    with pytest.raises(ValueError, match=r"give VaryingShots\(FixedTasks\(...\), sizes\)"):
+        lj.FixedTasks(lj.VaryingShots(BASE, (1,))).sample(key)
+    with pytest.raises(ValueError, match=r"give NoisyLabels\(FixedTasks\(...\), std\)"):
+        lj.FixedTasks(lj.NoisyLabels(BASE, 1.0)).sample(key)
+    with pytest.raises(ValueError, match=r"NoisyLabels.tasks must not be NoisyLabels"):
+        lj.NoisyLabels(lj.NoisyLabels(BASE, 1.0), 1.0).sample(key)
+
+
+def test_noise_differs_between_splits():
+    noise = [
+        np.asarray(draw(lj.NoisyLabels(BASE, 1.0), 5, s).support.y - draw(BASE, 5, s).support.y)
+        for s in ("validation", "test")
+    ]
+    assert not np.allclose(*noise, atol=0.1)
 
 
 def test_validation_and_test_tasks_are_fresh():

@@ -42,7 +42,9 @@ def render(scale: Scale, folders: Folders) -> str:
 def waves_through(x: float, y: float, number: int, rng: np.random.Generator) -> list[Any]:
     """(amplitude, phase) of random sine waves of the usual ranges that pass through a point."""
     found: list[Any] = []
-    while len(found) < number:
+    for _ in range(1000 * number):  # through a point near the largest amplitude hardly any passes
+        if len(found) == number:
+            break
         phase = rng.uniform(0, np.pi)
         amplitude = y / np.sin(x + phase)
         if 0.1 <= amplitude <= 5:

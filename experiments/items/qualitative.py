@@ -54,7 +54,7 @@ def _compute(jobs: dict[str, Job], shots: int, folders: Folders) -> dict[str, An
     found["truth"] = _numbers(np.stack([np.sin(_GRID), np.cos(_GRID)], axis=1) @ weights)
     grid = jnp.asarray(_GRID, jnp.float32)[:, None]
     for name, job in jobs.items():
-        params = job.params(folders, 0)
+        params = job.trained(folders)[0]
         curves = []
         for targets in (y, noisy):
             adapted = lavajax.adapt(params, (x, targets))

@@ -52,14 +52,18 @@ def _work(scale: Scale, system: str, method: str) -> Work:
 
 def _compute(job: Job, tasks: int, samples: int, folders: Folders) -> dict[str, Any]:
     seeds, first = [], None
-    for seed in range(job.protocol.seeds):
-        rolled = roll_out(job.params(folders, seed), job.task, tasks, samples)
-        error = np.asarray(rolled["rmse"], float)
-        seeds.append({"median": float(np.median(error)), "failed": int(np.sum(rolled["failed"]))})
+    for params in job.trained(folders):
+        rolled = roll_out(params, job.task, tasks, samples)
+        median = float(np.median(np.asarray(rolled["rmse"], float)))
+        failed = int(np.sum(rolled["failed"]))
+        seeds.append({"median": median if np.isfinite(median) else None, "failed": failed})
         if first is None:
             first = {name: np.asarray(rolled[name][0], float) for name in ("true", "learned")}
-    assert first is not None
-    paths = {name: np.round(path, 3).tolist() for name, path in first.items()}
+    # An integration that fails leaves infinities, which are neither JSON nor drawn.
+    paths = {
+        name: [p[np.isfinite(p).all(axis=1)].round(3).tolist() for p in path]
+        for name, path in (first or {}).items()
+    }
     return {"seeds": seeds, "trajectories": tasks * STARTS, "first": paths}
 
 
@@ -143,7 +147,10 @@ def render(scale: Scale, folders: Folders) -> str:
         for system in _systems(scale):
             result = found.get((system, method))
             medians = [s["median"] for s in result["seeds"]] if result else []
-            shown.append(f"{np.mean(medians):.3g}" if medians else "")
+            lost = None in medians or not medians
+            shown.append(
+                "most fail" if result and lost else f"{np.mean(medians):.3g}" if medians else ""
+            )
             if result and (failed := sum(s["failed"] for s in result["seeds"])):
                 number = result["trajectories"] * len(result["seeds"])
                 failures.append(f"{method} on {system}, {failed} of {number:,}")
@@ -154,8 +161,8 @@ def render(scale: Scale, folders: Folders) -> str:
         f"Root mean squared error of the state along trajectories of 0 to {TIME:g} in time, from "
         f"{STARTS} states of the query, up to where the true one leaves the training box: the "
         f"median over {some['trajectories'] // STARTS} unseen tasks, then the mean over "
-        f"{len(some['seeds'])} seeds. The models are those of the table above; both fields are "
-        "integrated by an adaptive Runge-Kutta method of orders 4 and 5. Integrations that failed: "
+        "the seeds that have not diverged. The models are those of the table above; both fields "
+        "are integrated by an adaptive Runge-Kutta method of orders 4 and 5. Failed integrations: "
         + (", ".join(failures) if failures else "none")
         + ".",
         "\n".join(lines),
@@ -179,7 +186,7 @@ def draw(scale: Scale, found: dict[tuple[str, str], Any], path: Path) -> None:
         names = systems_table.SYSTEMS[system].STATES
         for row, method in enumerate(METHODS):
             axis = axes[row, column]
-            if (system, method) in found:
+            if found.get((system, method), {}).get("first"):
                 first = found[system, method]["first"]
                 for true, learned in zip(first["true"], first["learned"], strict=True):
                     axis.plot(*np.transpose(true), color=figures.BLACK, lw=3.2, alpha=0.25)

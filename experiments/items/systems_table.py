@@ -93,6 +93,7 @@ def render(scale: Scale, folders: Folders) -> str:
         "Medians over tasks, which few extreme ones cannot move:",
         cells.show_errors(what="median"),
         "Without learning:\n\n" + "\n".join(lines) if lines else "",
+        cells.exceptions(),
         cells.compare(),
         cells.show_settings(),
         cells.at_the_edge(),

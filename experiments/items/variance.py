@@ -69,22 +69,25 @@ def _compute(
             values = {k: float(v) for k, v in measure(progress.state.params)[0].items()}
             curve.append({"step": progress.step, **values})
 
-        trained = lavajax.train(
-            method,
-            lavajax.Sine(shots=shots),
-            steps=steps,
-            seed=seed,
-            optimizer=lavajax.outer_optimizer(steps, rate=rate),
-            chunk=max(steps // 100, 1),
-            callback=record,
-        )
+        try:
+            trained = lavajax.train(
+                method,
+                lavajax.Sine(shots=shots),
+                steps=steps,
+                seed=seed,
+                optimizer=lavajax.outer_optimizer(steps, rate=rate),
+                chunk=max(steps // 100, 1),
+                callback=record,
+            )
+        except FloatingPointError:  # diverged, and left out
+            continue
         found["step"] = [each["step"] for each in curve]
         for name in ("parameter", "function"):
             found[name].append([float(f"{each[name]:.4g}") for each in curve])
         found["mse"].append(
             lavajax.evaluate(trained.params, lavajax.Sine(shots=shots), num_tasks=1000).mean
         )
-        if seed == 0:
+        if "scatter" not in found:
             contexts = np.asarray(measure(trained.params)[1][0], float)
             found["scatter"] = np.round(contexts, 4).tolist()
     return found

@@ -32,8 +32,8 @@ class Cartpole:
     pole's angle from upright in radians. The pole is a point mass at distance l, there is no
     friction, gravity is 9.81 m/s^2. A task is one cartpole and one trajectory of 10 s, each angle
     and position a sum of three sinusoids; its points are random instants. Inputs are
-    (theta, theta', x'', theta''), each divided by its standard deviation over tasks; x and x' do
-    not matter. Outputs are forces in N, and torques in N m.
+    (theta, theta', x'', theta''), each divided by its standard deviation over tasks of the default
+    ranges; x and x' do not matter. Outputs are forces in N, and torques in N m.
 
     With the cart alone actuated the angle's trajectory is free, and the equation of the pole gives
     the cart's acceleration, x'' = g tan theta - l theta'' / cos theta. |theta| stays below 0.9.
@@ -62,11 +62,13 @@ class Cartpole:
         validate.integer(self, "shots", minimum=1)
         validate.integer(self, "queries", minimum=1)
         validate.choice(self, "actuated", ("cart", "both"))
-        if self.length is None:
-            length = (0.5, 0.5) if self.actuated == "cart" else (0.3, 0.8)
-            object.__setattr__(self, "length", length)
         for name in ("cart_mass", "pole_mass", "length"):
-            validate.positive_interval(self, name)
+            if name != "length" or self.length is not None:
+                validate.positive_interval(self, name)
+
+    @property
+    def _length(self) -> tuple[float, float]:
+        return self.length or ((0.5, 0.5) if self.actuated == "cart" else (0.3, 0.8))
 
     def field(
         self,
@@ -84,8 +86,8 @@ class Cartpole:
     def parameters(self, key: Array, split: Split = "train") -> dict[str, Array]:
         """The masses and the length, scalars, of the task that ``sample`` draws with this key."""
         keys = jax.random.split(jax.random.fold_in(split_key(key, split), 0), 3)
-        names = ("cart_mass", "pole_mass", "length")
-        return {n: uniform(k, (), getattr(self, n)) for n, k in zip(names, keys, strict=True)}
+        ranges = {"cart_mass": self.cart_mass, "pole_mass": self.pole_mass, "length": self._length}
+        return {n: uniform(k, (), r) for k, (n, r) in zip(keys, ranges.items(), strict=True)}
 
     def sample(self, key: Array, split: Split = "train") -> Task:
         """A fresh task: support x ``[N, 4]``, y ``[N, k]`` and query x ``[M, 4]``, y ``[M, k]``.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from lavajax import points, validate
-from lavajax.tasks.base import Split, check_source
+from lavajax.tasks.base import Split, check_source, split_key
 from lavajax.types import Array, Points, Task
 
 
@@ -41,11 +41,17 @@ class NoisyLabels:
         """The task that the source draws with this key, with noise.
 
         Raises:
-            ValueError: the targets are classes, or ``tasks`` is not a source.
+            ValueError: the targets are classes; or ``tasks`` is not a source, or has noise already.
         """
         check_source(self.tasks)
+        if isinstance(self.tasks, NoisyLabels):
+            raise ValueError(
+                "NoisyLabels.tasks must not be NoisyLabels: give one the standard deviation of "
+                "both, sqrt(std_1^2 + std_2^2)"
+            )
         task = self.tasks.sample(key, split)
-        support_key, query_key = jax.random.split(jax.random.fold_in(key, 0x401CE))
+        noise_key = jax.random.fold_in(split_key(key, split), 0x401CE)
+        support_key, query_key = jax.random.split(noise_key)
         support = self._add(support_key, task.support)
         query = self._add(query_key, task.query) if self.on == "both" else task.query
         return Task(support, query)
@@ -89,14 +95,25 @@ class FixedTasks:
         """A task of the source; of training tasks, one of the fixed ones.
 
         Raises:
-            ValueError: ``tasks`` is not a source.
+            ValueError: ``tasks`` is not a source, or its points are not all alike: with a mask, or
+                with noise on the support alone. Such a variant goes around this one.
         """
         check_source(self.tasks)
+        if isinstance(self.tasks, NoisyLabels):
+            raise ValueError(
+                "FixedTasks.tasks must be without noise, which would move from support to query: "
+                "give NoisyLabels(FixedTasks(...), std)"
+            )
         if split != "train":
             return self.tasks.sample(key, split)
         which_key, order_key = jax.random.split(key)
         which = jax.random.randint(which_key, (), 0, self.number)
         task = self.tasks.sample(jax.random.fold_in(jax.random.key(self.seed), which), split)
+        if task.support.mask is not None or task.query.mask is not None:
+            raise ValueError(
+                "FixedTasks.tasks must have points without a mask, which is not split anew: give "
+                "VaryingShots(FixedTasks(...), sizes)"
+            )
         every = points.concatenate(task.support, task.query)
         order = jax.random.permutation(order_key, every.x.shape[0])
         mixed = jax.tree.map(lambda leaf: leaf[order], every)

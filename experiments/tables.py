@@ -218,18 +218,23 @@ class Table:
         )
 
     def at_the_edge(self) -> str:
-        """The cells whose choice lies at the end of its grid, where a wider one might do better."""
+        """Where the most inner steps of the grid were chosen, and more might do better."""
         ends = []
         for row in self.rows:
-            grid = {m.inner_steps for m, _ in row.candidates(self.protocol) if row.searched}
-            for column in self.columns:
-                if len(grid) > 1 and (row.name, column) in self.found:
-                    chosen = self.found[row.name, column]["chosen"]["inner_steps"]
-                    if chosen == max(grid):
-                        ends.append(f"{row.name} at {column} (S = {chosen})")
+            if not row.searched:
+                continue
+            most = max(method.inner_steps for method, _ in row.candidates(self.protocol))
+            columns = [
+                column
+                for column in self.columns
+                if (row.name, column) in self.found
+                and self.found[row.name, column]["chosen"]["inner_steps"] == most
+            ]
+            if most > 1 and columns:
+                ends.append(f"{row.name} at {', '.join(columns)} (S = {most})")
         if not ends:
             return ""
-        return "The most inner steps of the grid were the best for " + ", ".join(ends) + "."
+        return "The most inner steps of the grid were chosen for " + "; ".join(ends) + "."
 
 
 def rows_of(extended: bool) -> tuple[Row, ...]:

@@ -266,7 +266,15 @@ EXAMPLES = {
     "SquaredError": lavajax.SquaredError("sum"),
     "CrossEntropy": lavajax.CrossEntropy(4),
     "Sine": lavajax.Sine(shots=2, phase=(-math.pi, math.pi)),
+    "FitzHughNagumo": lavajax.FitzHughNagumo(shots=3, c=(0.5, 0.1 + 0.9)),
+    "MassSpring": lavajax.MassSpring.shifted(),
+    "Pendulum": lavajax.Pendulum.shifted(queries=7),
+    "VanDerPol": lavajax.VanDerPol(mu=(1, 2)),
+    "Cartpole": lavajax.Cartpole(actuated="both", length=(0.4, 0.5)),
     "AirQuality": lavajax.AirQuality("here.zip", column="O3"),
+    "NoisyLabels": lavajax.NoisyLabels(lavajax.Sine(shots=4), 0.1 + 0.2, "both"),
+    "FixedTasks": lavajax.FixedTasks(lavajax.Cartpole(), number=7, seed=2),
+    "VaryingShots": lavajax.VaryingShots(lavajax.Sine(), (1, 5)),
 }
 
 

@@ -234,6 +234,7 @@ def _measure(job: Job, folders: Folders) -> dict[str, Any]:
             method,
             rate,
             steps=5 * steps,
+            schedule=job.protocol.steps,
             chunk=steps,
             callback=lambda progress: seconds.append(progress.seconds),
         )
@@ -266,8 +267,16 @@ def _measure(job: Job, folders: Folders) -> dict[str, Any]:
 
 
 def _train(
-    job: Job, method: Any, rate: float, *, steps: int, seed: int = 0, **options: Any
+    job: Job,
+    method: Any,
+    rate: float,
+    *,
+    steps: int,
+    schedule: int | None = None,
+    seed: int = 0,
+    **options: Any,
 ) -> lavajax.Trained:
+    """Trains; with ``schedule``, as the beginning of a run of so many steps."""
     sgd = job.row.optimizer == "sgd"
     return lavajax.train(
         method,
@@ -275,7 +284,7 @@ def _train(
         steps=steps,
         seed=seed,
         meta_batch=job.protocol.meta_batch,
-        optimizer=optax.sgd(rate) if sgd else lavajax.outer_optimizer(steps, rate=rate),
+        optimizer=optax.sgd(rate) if sgd else lavajax.outer_optimizer(schedule or steps, rate=rate),
         **{"chunk": max(steps // 20, 1), **options},
     )
 

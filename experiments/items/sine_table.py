@@ -127,5 +127,5 @@ def draw(cells: Table, column: str, path: Path) -> None:
     axis.set_yscale("log")
     axis.set_xlabel("training, s")
     axis.set_ylabel("test MSE")
-    figure.legend(loc="outside right upper", fontsize=7.5)
+    figure.legend(loc="outside right upper", fontsize=7.5, handlelength=4.5)
     figures.save(figure, path)

@@ -26,6 +26,8 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
+
 from files import write_whole
 from items import (
     conditions,
@@ -193,6 +195,7 @@ def in_this_process(works: list[Work], folders: Folders, workers: int) -> Iterat
             error = f"{type(failure).__name__}: {failure}"
         if error:
             lost.add(each.label)
+        jax.clear_caches()  # a process may have only so many memory maps, and dozens of cells more
         yield each, error, time.monotonic() - begun
 
 

@@ -32,7 +32,7 @@ class Job:
         item: the table.
         row: the method.
         column: name of the column, such as ``N=10``.
-        task: setting of the tasks, as JSON and source at once.
+        task: setting of the tasks; the file that it may name is in the data folder.
         protocol: of training and scoring.
     """
 
@@ -67,7 +67,8 @@ class Job:
         seconds = compiling + protocol.seeds * protocol.steps * per_step
         if candidates > 1:
             seconds += candidates * (compiling + protocol.search_steps * per_step)
-        return Work(self.item, self.name, self.key, partial(_compute, self), seconds=seconds)
+        compute = partial(_compute, self)
+        return Work(self.item, self.name, self.key, compute, seconds=seconds, data=self._data)
 
     @property
     def time_work(self) -> Work:
@@ -78,7 +79,12 @@ class Job:
             after=(self.work,),
             alone=True,
             seconds=20.0,
+            data=self._data,
         )
+
+    @property
+    def _data(self) -> str | None:
+        return getattr(self.task, "data", None)
 
     def result(self, folders: Folders) -> Any:
         """What ``work`` has computed, with ``times``; or None."""
@@ -97,7 +103,8 @@ class Job:
         path = _model(self, folders, _seed_key(self, method, rate, seed))
         if path.exists():
             return lavajax.load(path)
-        params = _train(self, method, rate, seed=seed, steps=self.protocol.steps).params
+        source = folders.source(self.task)
+        params = _train(self, source, method, rate, seed=seed, steps=self.protocol.steps).params
         lavajax.save(params, path)
         return params
 
@@ -116,14 +123,15 @@ class Job:
 
 def _compute(job: Job, folders: Folders) -> dict[str, Any]:
     """The best candidate that trains: where a seed diverges, the next best takes its place."""
-    pieces = folders.pieces(job.item)
-    candidates, validation = _ranked(job, pieces)
+    pieces, source = folders.pieces(job.item), folders.source(job.task)
+    candidates, validation = _ranked(job, source, pieces)
     given_up: list[str] = []
     for method, rate in candidates:
         seeds, again = list[dict[str, Any]](), f" {_label(method, rate)}" if given_up else ""
         for seed in range(job.protocol.seeds):
             key = _seed_key(job, method, rate, seed)
-            run = partial(_run, job, method, rate, seed, _model(job, folders, key))
+            model = _model(job, folders, key)
+            run = partial(_run, job, source, method, rate, seed=seed, model=model)
             seeds.append(pieces.compute(f"{job.name} seed {seed}{again}", key, run))
             if seeds[-1]["mse"] is None and (method, rate) != candidates[-1]:
                 given_up.append(_label(method, rate))
@@ -138,7 +146,9 @@ def _compute(job: Job, folders: Folders) -> dict[str, Any]:
     }
 
 
-def _ranked(job: Job, pieces: Cells) -> tuple[list[tuple[Any, float]], dict[str, float | None]]:
+def _ranked(
+    job: Job, source: Any, pieces: Cells
+) -> tuple[list[tuple[Any, float]], dict[str, float | None]]:
     """The candidates by their error on validation tasks; with a single one, no search."""
     candidates = job.row.candidates(job.protocol)
     if len(candidates) == 1:
@@ -148,10 +158,10 @@ def _ranked(job: Job, pieces: Cells) -> tuple[list[tuple[Any, float]], dict[str,
 
         def search(method: Any = method, rate: float = rate) -> dict[str, float | None]:
             try:
-                params = _train(job, method, rate, steps=job.protocol.search_steps).params
+                params = _train(job, source, method, rate, steps=job.protocol.search_steps).params
             except FloatingPointError:  # diverged: the worst choice there is
                 return {"mse": None}
-            error = _score(job, params, "validation", job.protocol.validation_tasks).mean
+            error = _score(source, params, "validation", job.protocol.validation_tasks).mean
             return {"mse": error if np.isfinite(error) else None}
 
         label, protocol = _label(method, rate), job.protocol
@@ -197,21 +207,24 @@ def _model(job: Job, folders: Folders, key: dict[str, Any]) -> Path:
     return folders.models(job.item) / f"{job.name} {key['seed']} {digest}"
 
 
-def _run(job: Job, method: Any, rate: float, seed: int, model: Path) -> dict[str, Any]:
+def _run(
+    job: Job, source: Any, method: Any, rate: float, *, seed: int, model: Path
+) -> dict[str, Any]:
     """One seed: trained to the end, saved and scored."""
     curve: list[list[float]] = []  # outer steps so far, error on a few unseen tasks
 
     def record(progress: lavajax.Progress) -> None:
-        error = _score(job, progress.state.params, "test", min(500, job.protocol.test_tasks), 1)
+        few = min(500, job.protocol.test_tasks)
+        error = _score(source, progress.state.params, "test", few, 1)
         if np.isfinite(error.mean):
             curve.append([progress.step, error.mean])
 
     try:
         steps = job.protocol.steps
-        params = _train(job, method, rate, seed=seed, steps=steps, callback=record).params
+        params = _train(job, source, method, rate, seed=seed, steps=steps, callback=record).params
     except FloatingPointError:
         return {"mse": None, "curve": curve}
-    found = _score(job, params, "test", job.protocol.test_tasks)
+    found = _score(source, params, "test", job.protocol.test_tasks)
     if not np.isfinite(found.mean):
         return {"mse": None, "curve": curve}
     lavajax.save(params, model, overwrite=True)
@@ -227,10 +240,12 @@ def _run(job: Job, method: Any, rate: float, seed: int, model: Path) -> dict[str
 def _measure(job: Job, folders: Folders) -> dict[str, Any]:
     """``step_ms``, an outer step; ``task_us``, a task as it is scored, of a batch of 100."""
     method, rate = job.chosen(folders)
+    source = folders.source(job.task)
     steps, seconds = max(job.protocol.steps // 100, 1), list[float]()
     with contextlib.suppress(FloatingPointError):  # the time is the same
         _train(
             job,
+            source,
             method,
             rate,
             steps=5 * steps,
@@ -239,7 +254,7 @@ def _measure(job: Job, folders: Folders) -> dict[str, Any]:
             callback=lambda progress: seconds.append(progress.seconds),
         )
     keys = jax.random.split(jax.random.key(0), 100)
-    tasks = jax.vmap(lambda key: job.task.sample(key, "test"))(keys)
+    tasks = jax.vmap(lambda key: source.sample(key, "test"))(keys)
     one = jax.tree.map(lambda leaf: leaf[0], tasks.support)
     params = method.init(keys[0], one.x, one.y)
 
@@ -268,6 +283,7 @@ def _measure(job: Job, folders: Folders) -> dict[str, Any]:
 
 def _train(
     job: Job,
+    source: Any,
     method: Any,
     rate: float,
     *,
@@ -280,7 +296,7 @@ def _train(
     sgd = job.row.optimizer == "sgd"
     return lavajax.train(
         method,
-        job.task,
+        source,
         steps=steps,
         seed=seed,
         meta_batch=job.protocol.meta_batch,
@@ -290,6 +306,6 @@ def _train(
 
 
 def _score(
-    job: Job, params: lavajax.MetaParams, split: Any, tasks: int, seed: int = 0
+    source: Any, params: lavajax.MetaParams, split: Any, tasks: int, seed: int = 0
 ) -> lavajax.Evaluation:
-    return lavajax.evaluate(params, job.task, num_tasks=tasks, split=split, seed=seed)
+    return lavajax.evaluate(params, source, num_tasks=tasks, split=split, seed=seed)

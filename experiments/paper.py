@@ -84,6 +84,9 @@ def parse() -> argparse.Namespace:
         "--results", type=Path, help="cells, with RESULTS.md beside it; results/ if not given"
     )
     parser.add_argument("--work", type=Path, help="everything else; runs/paper if not given")
+    parser.add_argument(
+        "--data", type=Path, help="folder of published files; items that read any are left out else"
+    )
     parser.add_argument("--cell", help=argparse.SUPPRESS)  # what a worker process is told to do
     args = parser.parse_args()
     if unknown := set(args.items) - ITEMS.keys():
@@ -109,7 +112,7 @@ def main() -> int:
     )
     work = args.work or Path("runs/paper_quick" if args.quick else "runs/paper")
     results = args.results or (work / "results" if args.quick else ROOT / "results")
-    folders = Folders(results.absolute(), work.absolute())
+    folders = Folders(results.absolute(), work.absolute(), args.data and args.data.absolute())
     chosen = list(ITEMS) if args.all else args.items
     works = with_needed([each for name in chosen for each in ITEMS[name].works(scale)])
     if args.cell:
@@ -122,6 +125,11 @@ def main() -> int:
         print(f"error: --only must be of the names of cells, which {args.only} is not")
         return 2
     works = with_needed(works)
+    for data in sorted({each.data for each in works if each.data and not folders.has(each.data)}):
+        items = sorted({each.item for each in works if each.data == data})
+        where = f"in {args.data}" if args.data else "without --data"
+        print(f"left out: {', '.join(items)}, for want of {data}, {where}", flush=True)
+    works = [each for each in works if folders.has(each.data)]
     failed: list[str] = []
     try:
         if not args.render:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,10 +20,12 @@ class Folders:
     Attributes:
         results: cells and figures, in the repository.
         work: trained parameters and half-done cells.
+        data: published files, in the folders that the settings of tasks name; None without any.
     """
 
     results: Path
     work: Path
+    data: Path | None = None
 
     def cells(self, item: str) -> Cells:
         """The results of an item."""
@@ -35,6 +38,22 @@ class Folders:
     def models(self, item: str) -> Path:
         """The folder of trained parameters."""
         return self.work / item / "models"
+
+    def source(self, task: Any) -> Any:
+        """The source of tasks of a setting; one that names a file reads it in the data folder."""
+        return _load(task, self.data) if hasattr(task, "load") else task
+
+    def has(self, data: str | None) -> bool:
+        """Whether the data folder has a file or folder, where one is needed."""
+        return data is None or (self.data is not None and (self.data / data).exists())
+
+
+@functools.lru_cache(maxsize=2)  # a cell asks for its tasks many times
+def _load(task: Any, data: Path | None) -> Any:
+    if getattr(task, "data", None) is not None:
+        assert data is not None
+        task = dataclasses.replace(task, data=str(data / task.data))
+    return task.load()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +68,7 @@ class Work:
         after: the cells that this one reads.
         alone: whether it measures times, and wants an idle machine.
         seconds: about how long it takes on one core.
+        data: the file or folder of the data folder that it reads, or None.
     """
 
     item: str
@@ -58,6 +78,7 @@ class Work:
     after: tuple[Work, ...] = ()
     alone: bool = False
     seconds: float = 60.0
+    data: str | None = None
 
     @property
     def label(self) -> str:

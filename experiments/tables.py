@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from comparison import Job
+from lavajax.config import to_json
 from protocols import EXTENDED_ROWS, PAPER_ROWS, Protocol, Row
-from reference import paper_value
+from reference import paper_value, reference_errors
 from works import Folders, Work
 
 OURS = "LAVA, the paper's setting"
@@ -61,6 +62,30 @@ class Table:
         """Of all seeds; NaN where one has diverged."""
         seeds = self.found[name, column]["seeds"]
         return np.array([np.nan if s["mse"] is None else s[what] for s in seeds])
+
+    def references(self, test_tasks: int) -> dict[str, Work]:
+        """Errors of predictors that need no meta-learning, by column."""
+        return {
+            column: Work(
+                self.item,
+                f"references {column}",
+                {"task": to_json(task), "test_tasks": test_tasks},
+                partial(_compute_references, task, test_tasks),
+                seconds=20.0,
+                data=getattr(task, "data", None),
+            )
+            for column, task in self.columns.items()
+        }
+
+    def show_references(self, test_tasks: int) -> str:
+        """Rows to stand below ``show_errors``; "" where there are none."""
+        assert self.folders is not None
+        works = self.references(test_tasks)
+        errors = [works[column].result(self.folders) or {} for column in self.columns]
+        return "\n".join(
+            _line([name, *(f"{each[name]:.3g}" if name in each else "" for each in errors)])
+            for name in dict.fromkeys(name for each in errors for name in each)
+        )
 
     def show_errors(self, *, what: str = "mse", timed: str | None = None) -> str:
         """Mean and standard deviation over seeds, and the paper's value in brackets.
@@ -235,6 +260,10 @@ class Table:
         if not ends:
             return ""
         return "The most inner steps of the grid were chosen for " + "; ".join(ends) + "."
+
+
+def _compute_references(task: Any, test_tasks: int, folders: Folders) -> dict[str, float]:
+    return reference_errors(task, folders.source(task), test_tasks)
 
 
 def rows_of(extended: bool) -> tuple[Row, ...]:

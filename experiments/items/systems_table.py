@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import lavajax
-from lavajax.config import to_json
-from protocols import PAPER_ROWS, Row, Scale
-from reference import field_errors
+from protocols import COMPARED_ROWS, Row, Scale
 from tables import Table, describe, section
 from works import Folders, Work
 
@@ -22,12 +19,8 @@ SYSTEMS: dict[str, Any] = {
     "cartpole": lavajax.Cartpole(),
 }
 QUICK_SYSTEMS = ("mass-spring", "Van der Pol")
-_LEFT_OUT = (
-    *("LAVA, learned epsilon", "LAVA, context", "LAVA, context, at prior", "LAVA, all weights"),
-)
-ROWS = tuple(row for row in PAPER_ROWS if row.name not in _LEFT_OUT)
 QUICK_ROWS = tuple(
-    row for row in ROWS if row.name in ("ANIL", "CAVIA", "LAVA, the paper's setting")
+    row for row in COMPARED_ROWS if row.name in ("ANIL", "CAVIA", "LAVA, the paper's setting")
 )
 
 
@@ -39,38 +32,19 @@ def systems(scale: Scale) -> dict[str, Any]:
 
 def row(name: str) -> Row:
     """A method of the table."""
-    return next(each for each in ROWS if each.name == name)
+    return next(each for each in COMPARED_ROWS if each.name == name)
 
 
 def table(scale: Scale, folders: Folders | None = None) -> Table:
     """The cells."""
-    rows = QUICK_ROWS if scale.quick else ROWS
+    rows = QUICK_ROWS if scale.quick else COMPARED_ROWS
     return Table(NAME, systems(scale), scale.protocol, rows, folders)
 
 
 def works(scale: Scale) -> list[Work]:
     """All cells."""
-    return [*table(scale).works(), *_references(scale).values()]
-
-
-def _references(scale: Scale) -> dict[str, Work]:
-    """Errors without learning, by system."""
-    number = scale.protocol.test_tasks
-    return {
-        name: Work(
-            NAME,
-            f"references {name}",
-            {"task": to_json(task), "test_tasks": number},
-            partial(_compute_references, task, number),
-            seconds=10.0,
-        )
-        for name, task in systems(scale).items()
-    }
-
-
-def _compute_references(task: Any, test_tasks: int, folders: Folders) -> dict[str, float]:
-    del folders
-    return field_errors(task, test_tasks)
+    cells = table(scale)
+    return [*cells.works(), *cells.references(scale.protocol.test_tasks).values()]
 
 
 def render(scale: Scale, folders: Folders) -> str:
@@ -78,21 +52,16 @@ def render(scale: Scale, folders: Folders) -> str:
     cells = table(scale, folders)
     if not cells.found:
         return ""
-    references = {k: w.result(folders) for k, w in _references(scale).items()}
-    lines = [
-        f"- {name}: " + ", ".join(f"{what} {value:.3g}" for what, value in errors.items()) + "."
-        for name, errors in references.items()
-        if errors
-    ]
+    references = cells.show_references(scale.protocol.test_tasks)
     return section(
         "## Dynamical systems",
         "Mean squared error of the time derivative, or of the cart's force, N = 10; in brackets "
-        "the LAVA paper's value. It describes its cartpole too little for numbers to be compared. "
+        "the LAVA paper's value. The last rows learn nothing. The paper describes its cartpole too "
+        "little for numbers to be compared. "
         + describe(scale.protocol),
-        cells.show_errors(),
+        f"{cells.show_errors()}\n{references}".strip(),
         "Medians over tasks, which few extreme ones cannot move:",
         cells.show_errors(what="median"),
-        "Without learning:\n\n" + "\n".join(lines) if lines else "",
         cells.exceptions(),
         cells.compare(),
         cells.show_settings(),

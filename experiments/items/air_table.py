@@ -1,0 +1,102 @@
+"""The table of air quality: test error by method and window."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import lavajax
+from protocols import COMPARED_ROWS, Row, Scale
+from tables import Table, describe, section
+from works import Folders, Work
+
+TITLE = "air quality: test error by method and window"
+NAME = "air"
+WINDOW = lavajax.AirQuality(data="beijing_air_quality/PRSA2017_Data_20130301-20170228.zip")
+WINDOWS = {
+    "N = 10, M = 10": WINDOW,
+    "N = 10, M = 50": dataclasses.replace(WINDOW, queries=50),
+}
+COVARIATES = {
+    "hour and weather": dataclasses.replace(WINDOW, inputs="weather"),
+    "hour and all others": dataclasses.replace(WINDOW, inputs="all"),
+}
+LENGTHS = {
+    f"N = 10, M = {queries}": dataclasses.replace(WINDOW, queries=queries)
+    for queries in (2, 4, 6, 8, 10, 15)
+}
+SHORT_ROWS = ("ANIL", "LAVA, the paper's setting", "LAVA, converged", "ridge head")
+LENGTH_ROWS = ("LAVA, the paper's setting",)
+QUICK_ROWS = ("ANIL", "LAVA, the paper's setting")
+
+
+def _rows(names: tuple[str, ...]) -> tuple[Row, ...]:
+    return tuple(row for row in COMPARED_ROWS if row.name in names)
+
+
+def tables(scale: Scale, folders: Folders | None = None) -> dict[str, Table]:
+    """The cells: of the paper's table, with covariates, and by the length of the window."""
+
+    def make(columns: dict[str, Any], rows: tuple[Row, ...]) -> Table:
+        if scale.quick:
+            columns, rows = dict(list(columns.items())[:1]), _rows(QUICK_ROWS)
+        return Table(NAME, columns, scale.protocol, rows, folders)
+
+    found = {
+        "windows": make(WINDOWS, COMPARED_ROWS),
+        "covariates": make(COVARIATES, _rows(SHORT_ROWS)),
+        "lengths": make(LENGTHS, _rows(LENGTH_ROWS)),
+    }
+    return {"windows": found["windows"]} if scale.quick else found
+
+
+def windows_scored(scale: Scale) -> int:
+    """By predictors that learn nothing: a Gaussian process takes milliseconds for each."""
+    return min(2_000, scale.protocol.test_tasks)
+
+
+def works(scale: Scale) -> list[Work]:
+    """All cells."""
+    return [
+        work
+        for name, table in tables(scale).items()
+        for work in [*table.works(), *table.references(windows_scored(scale)).values()]
+    ]
+
+
+def render(scale: Scale, folders: Folders) -> str:
+    """The section of RESULTS.md."""
+    shown = {name: table for name, table in tables(scale, folders).items() if table.found}
+    if "windows" not in shown:
+        return ""
+
+    def show(name: str) -> str:
+        table = shown.get(name)
+        if table is None:
+            return ""
+        return f"{table.show_errors()}\n{table.show_references(windows_scored(scale))}".strip()
+
+    windows = shown["windows"]
+    return section(
+        "## Air quality",
+        "Mean squared error of PM2.5 in units of its variance, on windows of N + M hours of a year "
+        "that nothing was trained on; in brackets the LAVA paper's value, whose window is not "
+        "stated. The last rows learn nothing: linear interpolation, and a Gaussian process with a "
+        "Matérn-3/2 kernel, whose parameters are fitted to windows of the training years, on "
+        f"{windows_scored(scale):,} of the windows. " + describe(scale.protocol),
+        show("windows"),
+        windows.exceptions(),
+        windows.compare(),
+        windows.show_settings(),
+        windows.at_the_edge(),
+        windows.given_up(),
+        "With measurements of the same hour as further inputs, at N = 10 and M = 10: of the "
+        "weather, or of all others, which include PM10:"
+        if "covariates" in shown
+        else "",
+        show("covariates"),
+        "What the length of the window, N + M hours, does; the paper has 0.0465:"
+        if "lengths" in shown
+        else "",
+        show("lengths"),
+    )

@@ -44,11 +44,7 @@ def take(table: Any, names: Sequence[str], argument: str) -> np.ndarray:
     """
     check_names(column_names(table), names, argument)
     columns = [_numbers(table[name], f"{argument} column {name!r}") for name in names]
-    if len({len(column) for column in columns}) > 1:
-        raise ValueError(
-            f"{argument} columns must have one length, got "
-            + ", ".join(f"{name!r}: {len(c)}" for name, c in zip(names, columns, strict=True))
-        )
+    _check_lengths(columns, names, argument)
     return np.stack(columns, axis=1)
 
 
@@ -67,6 +63,32 @@ def take_complete(table: Any, names: Sequence[str], argument: str) -> np.ndarray
             f"(counted from 0) has none: leave such rows out ({len(missing)} entries are missing)"
         )
     return values
+
+
+def take_text(table: Any, names: Sequence[str], argument: str) -> tuple[np.ndarray, np.ndarray]:
+    """Columns as text, such as the names of groups.
+
+    Args:
+        table: a DataFrame or a dict of arrays.
+        names: of the columns.
+        argument: what a message calls them.
+
+    Returns:
+        Text ``[rows, len(names)]``, and whether an entry is missing, likewise.
+
+    Raises:
+        ValueError: a column is not there, is there twice, or has another length.
+    """
+    check_names(column_names(table), names, argument)
+    texts, missing = [], []
+    for name in names:
+        values = np.asarray(table[name])
+        missing.append(np.array([is_missing(value) for value in values], bool))
+        dates = values.dtype.kind == "M"
+        text = np.datetime_as_string(values, unit="auto") if dates else values
+        texts.append(np.array([str(value) for value in text], object))
+    _check_lengths(texts, names, argument)
+    return np.stack(texts, axis=1), np.stack(missing, axis=1)
 
 
 def is_missing(value: Any) -> bool:
@@ -146,6 +168,14 @@ def read(path: str | Path, names: tuple[str, ...], groups: tuple[str, ...] = ())
         ) from None
     except (OSError, EOFError, zlib.error) as error:  # a .gz that is none, or is cut short
         raise ValueError(f"data must be a whole, readable file, {path} is not: {error}") from None
+
+
+def _check_lengths(columns: Sequence[np.ndarray], names: Sequence[str], argument: str) -> None:
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(
+            f"{argument} columns must have one length, got "
+            + ", ".join(f"{name!r}: {len(c)}" for name, c in zip(names, columns, strict=True))
+        )
 
 
 def _numbers(column: Any, name: str) -> np.ndarray:

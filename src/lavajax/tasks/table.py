@@ -101,12 +101,12 @@ class Table:
                 are too few groups or rows; the units are of other columns. The message names the
                 column, the row, and what to do.
         """
-        frame.check_names(frame.column_names(table), self.group, "group")
-        keys = [np.asarray(table[name]) for name in self.group]
+        keys, missing = frame.take_text(table, self.group, "group")
         x, y = frame.take(table, self.x, "x"), frame.take(table, self.y, "y")
-        if lengths := {len(values) for values in (*keys, x, y)} - {len(x)}:
+        if not len(keys) == len(x) == len(y):
             raise ValueError(
-                f"the table's columns must have one length, x has {len(x)} rows, others {lengths}"
+                "the table's columns must have one length, got "
+                f"group: {len(keys)}, x: {len(x)}, y: {len(y)}"
             )
         keep = np.ones(len(x), bool)
         dropped: list[tuple[str, int]] = []
@@ -118,8 +118,8 @@ class Table:
                 dropped.append((why, found))
                 keep = keep & ~bad
 
-        for name, key in zip(self.group, keys, strict=True):
-            drop(np.array([frame.is_missing(value) for value in key], bool), f"without {name}")
+        for index, name in enumerate(self.group):
+            drop(missing[:, index], f"without {name}")
         for names, values in ((self.x, x), (self.y, y)):
             for index, name in enumerate(names):
                 drop(np.isnan(values[:, index]), f"without {name}")
@@ -128,15 +128,16 @@ class Table:
                 "the table must have rows in which no entry of group, x and y is missing, and has "
                 f"none: {_listed(dropped) or 'it has no rows at all'}"
             )
-        labels, group = _groups(keys, keep)
-        sizes = np.bincount(group[keep], minlength=len(labels))
-        single = keep & (sizes[group] < 2)
-        drop(single, "alone in their group")
-        labels, group = _groups(keys, keep) if single.any() else (labels, group)
-        rows = np.flatnonzero(keep)
-        rows = rows[np.argsort(group[rows], kind="stable")]
+        text = np.array([",".join(key) for key in keys], np.str_)
+        _, group, sizes = np.unique(text[keep], return_inverse=True, return_counts=True)
+        alone = np.zeros(len(x), bool)
+        alone[keep] = sizes[group] < 2
+        drop(alone, "alone in their group")
+        rows = np.flatnonzero(keep)[np.argsort(text[keep], kind="stable")]
+        labels, group = np.unique(text[rows], return_inverse=True)
+        names = tuple(str(label) for label in labels)
         return self._standardised(
-            x[rows], y[rows], labels, group[rows], units=units, dropped=tuple(dropped)
+            x[rows], y[rows], names, group, units=units, dropped=tuple(dropped)
         )
 
     def _standardised(
@@ -271,16 +272,6 @@ class TableTasks:
             f"{self.x.shape[0]:,} rows in {len(self.labels)} groups of {sizes.min():,} to "
             f"{sizes.max():,}; {'; '.join(parts)}; rows left out: {left_out or 'none'}"
         )
-
-
-def _groups(keys: list[np.ndarray], keep: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """The groups' names in order, and each row's group by its number; -1 of rows not kept."""
-    rows = np.flatnonzero(keep)
-    text = [", ".join(str(key[row]) for key in keys) for row in rows]
-    labels, found = np.unique(np.array(text, dtype=np.str_), return_inverse=True)
-    group = np.full(len(keep), -1)
-    group[rows] = found
-    return tuple(str(label) for label in labels), group
 
 
 def _columns(values: np.ndarray, names: tuple[str, ...], part: str) -> Columns:

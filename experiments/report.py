@@ -102,7 +102,7 @@ class TensorBoard:
 
 def target_table(targets: dict[str, Any]) -> Table:
     """Errors of each target of a user's table, in its own units."""
-    view = Table(title="root mean squared error, in the data's own units", title_justify="left")
+    view = Table(title="RMSE in the units of the data", title_justify="left")
     view.add_column("")
     for name in targets["names"]:
         view.add_column(name, justify="right")

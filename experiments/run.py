@@ -56,7 +56,7 @@ from folder import (
 from options import Evaluate, Resume, RunOptions, Settings, parse
 from reference import paper_value, reference_errors
 from report import Reporter, TensorBoard, table, target_table
-from targets import mean_squared, target_errors
+from targets import mean_squared, table_of, target_errors
 
 
 class Stopped(KeyboardInterrupt):
@@ -127,8 +127,8 @@ def load_source(task: Any, units: lavajax.Units | None = None) -> Any:
 
 def describe(source: Any, console: Console) -> None:
     """Says what a user's table holds, and what of it was left out."""
-    if isinstance(source, lavajax.TableTasks):
-        _say(console, f"table: {source}")
+    if (found := table_of(source)) is not None:
+        _say(console, f"table: {found}")
 
 
 def show(method: str, task_name: str, task: Any, results: dict[str, Any], console: Console) -> None:
@@ -355,7 +355,7 @@ def score(
         "references": reference_errors(task, source, test_tasks),
         "machine": machine(),
     }
-    if getattr(source, "units", None) is not None:
+    if table_of(source) is not None:
         targets = target_errors(params, source, test_tasks, seed=test_seed)
         results["references"] = {
             name: mean_squared(source, errors) for name, errors in targets["references"].items()

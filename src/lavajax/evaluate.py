@@ -102,9 +102,10 @@ def _check_fit(params: MetaParams, tasks: TaskSource, split: Split) -> None:
     units = getattr(tasks, "units", None)
     if params.units is not None and units != params.units:
         raise ValueError(
-            "tasks must be standardised as the data that the model was trained on, which has "
-            f"{params.units}, got {units}: Table(...).load(units=params.units), or "
-            "params.standardised where the tasks are in the model's own numbers"
+            "tasks must be standardised as the data that the model was trained on, and are "
+            f"{'not by any units' if units is None else 'by other units'}: give "
+            "Table(...).load(units=params.units), or, where tasks are in the model's own numbers, "
+            "evaluate params.standardised"
         )
 
 

@@ -121,6 +121,12 @@ def adapt(options: Options) -> str:
     table = frame.read(options.data, (*x_names, *y_names), columns)
     rows = table[rows_of_group(table, columns, split_names(options.group_value))]
 
+    added = ["row", *(f"{name} {what}" for name in y_names for what in ("predicted", "std"))]
+    if taken := [name for name in added if name in table.columns]:
+        raise ValueError(
+            f"--data must not have a column {taken[0]!r}, a name that --out has for what is new: "
+            "rename it"
+        )
     y = frame.take(rows, y_names, "y")
     complete = ~np.isnan(frame.take(rows, x_names, "x")).any(axis=1)
     labelled = ~np.isnan(y).any(axis=1)
@@ -148,7 +154,7 @@ def adapt(options: Options) -> str:
         f"{asked.sum():,} predicted in {options.out}"
     ]
     if skipped := int((~complete).sum()):
-        lines.append(f"left out: {skipped:,} rows in which one of {', '.join(x_names)} is missing")
+        lines.append(f"left out, {skipped:,}: rows in which one of {', '.join(x_names)} is missing")
     known = (labelled & ~support)[asked]
     if known.any():
         errors = np.sqrt(np.mean((mean - y[asked])[known] ** 2, axis=0))
@@ -243,7 +249,7 @@ def choose_support(rows: Any, usable: np.ndarray, options: Options) -> np.ndarra
     if len(unlabelled):
         raise ValueError(
             f"--support column {options.support!r} must mark rows in which every input and target "
-            f"is filled in, and marks row {rows.index[unlabelled[0]]} (counted from 0)"
+            f"is filled in, and marks row {rows.index[unlabelled[0]]} of its index"
         )
     return marked
 

@@ -2,6 +2,7 @@
 
 python experiments/run.py --task=sine
 python experiments/run.py --task=sine --method=lava --shots=2 --inner-steps=1 --help
+python experiments/run.py --task=table --data=FILE --group=station --x=TEMP,PRES --y=PM2.5
 python experiments/run.py --resume=runs/sine-lava-20250101-120000
 python experiments/run.py --eval=runs/sine-lava-20250101-120000
 """

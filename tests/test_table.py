@@ -129,6 +129,10 @@ def test_several_columns_make_a_group_and_text_numbers_and_dates_may():
     source = lj.Table(("machine", "year", "day"), "temp", "wear").tasks(rows)
     assert source.labels[:2] == ("a,2019,2020-01-01", "a,2020,2020-01-01")
     expected = rows.groupby(["machine", "year"]).size()
+    # names with commas are not taken for one another
+    apart = {"p": ["a,b", "a"] * 6, "q": ["c", "b,c"] * 6, "x": np.arange(12), "y": np.arange(12)}
+    with pytest.raises(ValueError, match='got 2: "a,b",c, a,"b,c"'):
+        lj.Table(("q", "p"), "x", "y").tasks({**apart, "p": apart["q"], "q": apart["p"]})
     assert sorted(np.asarray(source.sizes)) == sorted(expected[expected > 1])
 
 

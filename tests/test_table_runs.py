@@ -219,7 +219,7 @@ def test_support_is_a_number_or_a_column_and_the_rest_is_scored(folder, tmp_path
     )
     assert code == 0, text
     assert "adapted to 5 rows of m0, 6 predicted" in text
-    assert "left out: 1 rows in which one of load, kN, temp is missing" in text
+    assert "left out, 1: rows in which one of load, kN, temp is missing" in text
 
 
 def test_saved_model_needs_the_column_of_the_groups(folder, tmp_path):
@@ -290,6 +290,10 @@ def test_labels_that_are_marked_must_be_there(folder, tmp_path):
         code, text = adapt(folder, data, "--group-value=m1", f"--support={column}", out)
         assert code == 2
         assert message in text
+    rows.assign(row=0).to_csv(tmp_path / "new.csv", index=False)
+    code, text = adapt(folder, data, "--group-value=m1", out)
+    assert code == 2
+    assert "must not have a column 'row'" in text
     rows.assign(wear=np.nan).to_csv(tmp_path / "new.csv", index=False)
     code, text = adapt(folder, data, "--group-value=m1", out)
     assert code == 2

@@ -140,12 +140,15 @@ BAD = {
         r"'load'.*did you mean 'laod'.*'heat'",
     ),
     "twice": (lambda t: pd.concat([t, t[["temp"]]], axis=1), "'temp' is there 2 times"),
-    "text": (lambda t: t.assign(load=["1", "2", "high", "3", "4", "5"]), "'load'.*row 2 .*'high'"),
+    "text": (
+        lambda t: t.assign(load=["1", "2", "high", "3", "4", "5"]),
+        "'load'.*row 12 of its index.*'high'",
+    ),
     "date": (lambda t: t.assign(load=pd.Timestamp("2020-01-01")), "'load' .*holds dates"),
-    "day": (lambda t: t.assign(load=datetime.date(2020, 1, 1)), r"'load'.*row 0.*date\(2020"),
-    "nan": (lambda t: t.assign(temp=[1, 2, 3, np.nan, 5, np.nan]), "'temp'.*row 3 .*2 entries"),
-    "na": (lambda t: t.assign(temp=[1, pd.NA, 3, 4, 5, 6]), "'temp'.*row 1 .*1 entries"),
-    "inf": (lambda t: t.assign(wear=[1, 2, 3, 4, np.inf, 6]), "support.y.*'wear'.*row 4 .*inf"),
+    "day": (lambda t: t.assign(load=datetime.date(2020, 1, 1)), r"'load'.*row 10 .*date\(2020"),
+    "nan": (lambda t: t.assign(temp=[1, 2, 3, np.nan, 5, np.nan]), "'temp'.*row 13 .*2 entries"),
+    "na": (lambda t: t.assign(temp=[1, pd.NA, 3, 4, 5, 6]), "'temp'.*row 11 .*1 entries"),
+    "inf": (lambda t: t.assign(wear=[1, 2, 3, 4, np.inf, 6]), "support.y.*'wear'.*row 14 .*inf"),
 }
 
 
@@ -154,6 +157,13 @@ def test_bad_column_is_named_with_its_row(name):
     change, message = BAD[name]
     with pytest.raises(ValueError, match=message):
         lj.adapt(PARAMS, change(table(POINTS)))
+
+
+def test_rows_of_a_dict_are_counted_from_0():
+    rows = {name: np.array(column) for name, column in table(POINTS).items()}
+    rows["temp"][4] = np.nan
+    with pytest.raises(ValueError, match=r"'temp' .*row 4 \(counted from 0\) has none"):
+        lj.adapt(PARAMS, rows)
 
 
 def test_model_without_names_takes_no_table():

@@ -43,7 +43,7 @@ def take(table: Any, names: Sequence[str], argument: str) -> np.ndarray:
             message names it, the row, and what to do.
     """
     check_names(column_names(table), names, argument)
-    columns = [_numbers(table[name], f"{argument} column {name!r}") for name in names]
+    columns = [_numbers(table, name, f"{argument} column {name!r}") for name in names]
     _check_lengths(columns, names, argument)
     return np.stack(columns, axis=1)
 
@@ -59,8 +59,8 @@ def take_complete(table: Any, names: Sequence[str], argument: str) -> np.ndarray
     if len(missing):
         row, column = missing[0]
         raise ValueError(
-            f"{argument} column {names[column]!r} must hold a number on every row, and row {row} "
-            f"(counted from 0) has none: leave such rows out ({len(missing)} entries are missing)"
+            f"{argument} column {names[column]!r} must hold a number on every row, and "
+            f"{_row(table, row)} has none: leave such rows out ({len(missing)} entries are missing)"
         )
     return values
 
@@ -178,9 +178,17 @@ def _check_lengths(columns: Sequence[np.ndarray], names: Sequence[str], argument
         )
 
 
-def _numbers(column: Any, name: str) -> np.ndarray:
+def _row(table: Any, row: int) -> str:
+    """A row as its user would look for it."""
+    index: Any = getattr(table, "index", None)
+    if hasattr(index, "__getitem__"):
+        return f"row {index[row]} of its index"
+    return f"row {row} (counted from 0)"
+
+
+def _numbers(table: Any, column: str, name: str) -> np.ndarray:
     """A column ``[rows]`` in float64; ``name`` is for messages."""
-    values = np.asarray(column)
+    values = np.asarray(table[column])
     if values.ndim != 1:
         raise ValueError(f"{name} must have one number on each row, got shape {values.shape}")
     if values.dtype.kind in "mM":
@@ -188,18 +196,20 @@ def _numbers(column: Any, name: str) -> np.ndarray:
             f"{name} must hold numbers, and holds dates or durations: give them as numbers, such "
             "as hours since some time, or hour of the day"
         )
-    numbers = values.astype(np.float64) if values.dtype.kind in "biuf" else _parse(values, name)
+    numbers = (
+        values.astype(np.float64) if values.dtype.kind in "biuf" else _parse(table, values, name)
+    )
     infinite = np.flatnonzero(np.isinf(numbers))
     if len(infinite):
         raise ValueError(
-            f"{name} must be finite, and row {infinite[0]} (counted from 0) has "
+            f"{name} must be finite, and {_row(table, infinite[0])} has "
             f"{numbers[infinite[0]]}: leave such rows out, or mark them as missing "
             f"({len(infinite)} entries are infinite)"
         )
     return numbers
 
 
-def _parse(values: np.ndarray, name: str) -> np.ndarray:
+def _parse(table: Any, values: np.ndarray, name: str) -> np.ndarray:
     """Entries that are objects: numbers, text, or missing."""
     numbers = np.empty(len(values))
     for row, value in enumerate(values):
@@ -207,7 +217,7 @@ def _parse(values: np.ndarray, name: str) -> np.ndarray:
             numbers[row] = np.nan if is_missing(value) else float(value)
         except (TypeError, ValueError):
             raise ValueError(
-                f"{name} must hold numbers, and row {row} (counted from 0) has {value!r}: leave "
+                f"{name} must hold numbers, and {_row(table, row)} has {value!r}: leave "
                 "the column out, or encode it as numbers (a category as one column of 0 and 1 for "
                 "each of its values, a date as hours since some time)"
             ) from None

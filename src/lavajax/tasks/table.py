@@ -26,6 +26,13 @@ class Table:
     by ``split_seed`` and the groups' names, whatever the order of rows. Inputs and targets are
     standardised over the rows of the training groups. Rows with a missing entry are left out.
 
+    With a DataFrame in memory, and a model that takes and gives numbers in its units::
+
+        tasks = Table("station", x=("TEMP", "PRES"), y="PM2.5").tasks(frame)
+        params = lavajax.train(lavajax.lava_converged(), tasks).params
+        adapted = lavajax.adapt(params, labelled_rows_of_one_station)
+        prediction = lavajax.predict(params, adapted, its_other_rows)
+
     Attributes:
         group: the column that names a row's group, or several: a group is then rows that agree in
             all of them.
@@ -128,7 +135,7 @@ class Table:
                 "the table must have rows in which no entry of group, x and y is missing, and has "
                 f"none: {_listed(dropped) or 'it has no rows at all'}"
             )
-        text = np.array([",".join(key) for key in keys], np.str_)
+        text = np.array([_label(key) for key in keys], np.str_)
         _, group, sizes = np.unique(text[keep], return_inverse=True, return_counts=True)
         alone = np.zeros(len(x), bool)
         alone[keep] = sizes[group] < 2
@@ -272,6 +279,13 @@ class TableTasks:
             f"{self.x.shape[0]:,} rows in {len(self.labels)} groups of {sizes.min():,} to "
             f"{sizes.max():,}; {'; '.join(parts)}; rows left out: {left_out or 'none'}"
         )
+
+
+def _label(key: np.ndarray) -> str:
+    """The name of a group of several columns; what has a comma is quoted, as in CSV."""
+    if len(key) == 1:
+        return key[0]
+    return ",".join(f'"{value}"' if "," in value else value for value in key)
 
 
 def _columns(values: np.ndarray, names: tuple[str, ...], part: str) -> Columns:

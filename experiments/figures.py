@@ -109,7 +109,7 @@ def draw_tasks(params: lavajax.MetaParams, task: Any, source: Any, path: Path) -
     if source is task and hasattr(task, "queries"):  # drawn, not stored: as many as a curve needs
         source = dataclasses.replace(task, queries=200)
     keys = jax.random.split(jax.random.key(2), 3)
-    tasks = [source.sample(key, "test") for key in keys]
+    tasks = [_as_measured(params, source.sample(key, "test")) for key in keys]
     curves = tasks[0].query.x.shape[1:] == (1,)
     rows = min(tasks[0].query.y.shape[1], 2)
     figure, axes = plt.subplots(
@@ -130,6 +130,18 @@ def draw_tasks(params: lavajax.MetaParams, task: Any, source: Any, path: Path) -
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     save(figure, path)
+
+
+def _as_measured(params: lavajax.MetaParams, task: lavajax.Task) -> lavajax.Task:
+    """A task without padding, in the units of its user where the model knows them."""
+    units = params.units
+
+    def real(points: lavajax.Points) -> lavajax.Points:
+        if points.mask is not None:
+            points = lavajax.Points(points.x[points.mask], points.y[points.mask])
+        return points if units is None else units.restore_points(points)
+
+    return lavajax.Task(real(task.support), real(task.query))
 
 
 def _nothing(support: lavajax.Points) -> lavajax.Points:

@@ -2,12 +2,16 @@
 
 Two passes: the first reads which task, method, subspace and model; the second offers the options
 of just these. An option has the plain name of its field where one part owns that name
-(``--inner-steps``), and the part's name before it elsewhere (``--context-size``).
+(``--inner-steps``), and the part's name before it elsewhere (``--context-size``). Several names
+are given with commas between them (``--x=TEMP,PRES``), one that has a comma itself in double
+quotes (``--x='"PM2,5",TEMP'``).
 """
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -32,6 +36,7 @@ TASKS: dict[str, Any] = {
     "van-der-pol": lavajax.VanDerPol,
     "cartpole": lavajax.Cartpole,
     "air-quality": lavajax.AirQuality,
+    "table": lavajax.Table,
 }
 METHODS: dict[str, Any] = {
     "lava": lavajax.Lava(),
@@ -71,6 +76,7 @@ _RENAMED = {
     ("HyperNetwork", "activation"): "hyper_activation",
 }
 _PARTS = ("model", "point_loss", "subspace")
+_NAMES = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -399,8 +405,11 @@ def _mirror(part: Any) -> type | None:
     fields: list[Any] = []
     for field, name in _own_fields(part):
         help_text = arg(help=about.get(field.name, ""))
-        kind = Annotated[hints[field.name], help_text]  # type: ignore[valid-type, name-defined]
+        hint = str if hints[field.name] == _NAMES else hints[field.name]
+        kind = Annotated[hint, help_text]  # type: ignore[valid-type]
         default = field.default if part is cls else getattr(part, field.name)
+        if hints[field.name] == _NAMES and isinstance(default, tuple):
+            default = join_names(default)
         if default is dataclasses.MISSING:
             fields.insert(0, (name, kind))
         else:
@@ -412,6 +421,19 @@ def _mirror(part: Any) -> type | None:
     return mirror
 
 
+def split_names(text: str) -> tuple[str, ...]:
+    """Names with commas between them, as in a line of CSV; spaces around them do not count."""
+    (names,) = csv.reader([text], skipinitialspace=True)
+    return tuple(name.strip() for name in names)
+
+
+def join_names(names: Sequence[str]) -> str:
+    """The inverse."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(names)
+    return line.getvalue()
+
+
 def _plain(text: str | None) -> str:
     """Documentation without line breaks and markup."""
     return " ".join((text or "").replace("``", "").replace("**", "").split())
@@ -419,5 +441,9 @@ def _plain(text: str | None) -> str:
 
 def _build(part: Any, parsed: Any) -> Any:
     """The part with the values that were parsed for its mirror."""
+    hints = get_type_hints(part if isinstance(part, type) else type(part))
     values = {field.name: getattr(parsed, name) for field, name in _own_fields(part)}
+    for name, value in values.items():
+        if hints[name] == _NAMES:
+            values[name] = split_names(value)
     return part(**values) if isinstance(part, type) else dataclasses.replace(part, **values)

@@ -100,6 +100,21 @@ class TensorBoard:
         self._writer.flush()  # what is buffered does not outlive a kill
 
 
+def target_table(targets: dict[str, Any]) -> Table:
+    """Errors of each target of a user's table, in its own units."""
+    view = Table(title="RMSE in the units of the data", title_justify="left")
+    view.add_column("")
+    for name in targets["names"]:
+        view.add_column(name, justify="right")
+    seeds = np.array(targets["seeds"])
+    label = "this run" if len(seeds) == 1 else f"this run, mean of {len(seeds)} seeds"
+    view.add_row(label, *(f"{error:.4g}" for error in seeds.mean(axis=0)))
+    view.add_section()
+    for name, errors in targets["references"].items():
+        view.add_row(name, *(f"{error:.4g}" for error in errors))
+    return view
+
+
 def table(method_name: str, task_name: str, task: Any, results: dict[str, Any]) -> Table:
     """The result, beside the paper's and the errors that need no learning."""
     seeds, metric = results["seeds"], results["metric"].upper()

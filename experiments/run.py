@@ -2,6 +2,7 @@
 
 python experiments/run.py --task=sine
 python experiments/run.py --task=sine --method=lava --shots=2 --inner-steps=1 --help
+python experiments/run.py --task=table --data=FILE --group=station --x=TEMP,PRES --y=PM2.5
 python experiments/run.py --resume=runs/sine-lava-20250101-120000
 python experiments/run.py --eval=runs/sine-lava-20250101-120000
 """
@@ -55,7 +56,8 @@ from folder import (
 )
 from options import Evaluate, Resume, RunOptions, Settings, parse
 from reference import paper_value, reference_errors
-from report import Reporter, TensorBoard, table
+from report import Reporter, TensorBoard, table, target_table
+from targets import mean_squared, table_of, target_errors
 
 
 class Stopped(KeyboardInterrupt):
@@ -86,6 +88,7 @@ def main() -> int:
         else:
             settings, folder = command, None
         source = load_source(settings.task)
+        describe(source, console)
         check_model(settings, source)
         check_extras(settings)
         optimizer = make_optimizer(settings.run)
@@ -108,14 +111,32 @@ def main() -> int:
             _fail(console, error, 1)
             _say(console, _how_to_go_on(folder))
             return 1
-        console.print(table(settings.method_name, settings.task_name, settings.task, results))
+        show(settings.method_name, settings.task_name, settings.task, results, console)
         _say(console, f"files: {_short(folder.path)}")
     return 0
 
 
-def load_source(task: Any) -> Any:
-    """The source of tasks of a setting: its data read, where it has any."""
+def load_source(task: Any, units: lavajax.Units | None = None) -> Any:
+    """The source of tasks of a setting: its data read, where it has any.
+
+    A user's table is standardised as the training data of a model was, by its ``units``.
+    """
+    if isinstance(task, lavajax.Table):
+        return task.load(units=units)
     return task.load() if hasattr(task, "load") else task
+
+
+def describe(source: Any, console: Console) -> None:
+    """Says what a user's table holds, and what of it was left out."""
+    if (found := table_of(source)) is not None:
+        _say(console, f"table: {found}")
+
+
+def show(method: str, task_name: str, task: Any, results: dict[str, Any], console: Console) -> None:
+    """Prints the results."""
+    console.print(table(method, task_name, task, results))
+    if "targets" in results:
+        console.print(target_table(results["targets"]))
 
 
 def make_optimizer(run: RunOptions) -> optax.GradientTransformation:
@@ -326,7 +347,7 @@ def score(
         }
         for i, (s, p) in enumerate(zip(scores, params, strict=True))
     ]
-    return {
+    results = {
         "method": type(params[0].method).__name__,
         "metric": scores[0].metric,
         "test_tasks": test_tasks,
@@ -335,17 +356,25 @@ def score(
         "references": reference_errors(task, source, test_tasks),
         "machine": machine(),
     }
+    if table_of(source) is not None:
+        targets = target_errors(params, source, test_tasks, seed=test_seed)
+        results["references"] = {
+            name: mean_squared(source, errors) for name, errors in targets["references"].items()
+        }
+        results["targets"] = targets
+    return results
 
 
 def score_saved(command: Evaluate, console: Console) -> None:
     """Scores a saved model, and prints the table."""
     params = lavajax.load(command.path)
     every = split_seeds(params, checkpoint.seeds_of(params))
-    source = load_source(command.task)
+    source = load_source(command.task, params.units)
+    describe(source, console)
     options = command.options
     results = score(every, command.task, source, options.test_tasks, test_seed=options.test_seed)
     method = type(params.method).__name__
-    console.print(table(method.lower(), command.task_name, command.task, results))
+    show(method.lower(), command.task_name, command.task, results, console)
 
 
 def scalars(params: lavajax.MetaParams) -> dict[str, float]:

@@ -275,6 +275,11 @@ EXAMPLES = {
     "NoisyLabels": lavajax.NoisyLabels(lavajax.Sine(shots=4), 0.1 + 0.2, "both"),
     "FixedTasks": lavajax.FixedTasks(lavajax.Cartpole(), number=7, seed=2),
     "VaryingShots": lavajax.VaryingShots(lavajax.Sine(), (1, 5)),
+    "Table": lavajax.Table(("a", "b"), "x", ("y,1", "z"), data="t.csv", test_share=0.1 + 0.2),
+    "Units": lavajax.Units(
+        lavajax.Columns((0.1 + 0.2, -1e9), (1e-9, 3), ("a", "b,c")), lavajax.Columns((1,), (2,))
+    ),
+    "Columns": lavajax.Columns((0.1,), (0.3,), ("a",)),
 }
 
 

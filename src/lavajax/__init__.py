@@ -59,6 +59,8 @@ from lavajax.tasks.dynamics import MassSpring as MassSpring
 from lavajax.tasks.dynamics import Pendulum as Pendulum
 from lavajax.tasks.dynamics import VanDerPol as VanDerPol
 from lavajax.tasks.sine import Sine as Sine
+from lavajax.tasks.table import Table as Table
+from lavajax.tasks.table import TableTasks as TableTasks
 from lavajax.tasks.variants import FixedTasks as FixedTasks
 from lavajax.tasks.variants import NoisyLabels as NoisyLabels
 from lavajax.tasks.variants import VaryingShots as VaryingShots
@@ -73,5 +75,7 @@ from lavajax.types import PointSpec as PointSpec
 from lavajax.types import Prediction as Prediction
 from lavajax.types import Task as Task
 from lavajax.types import TrainState as TrainState
+from lavajax.units import Columns as Columns
+from lavajax.units import Units as Units
 
 __version__ = "0.1.0"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lavajax import frame
 from lavajax.methods.base import Method, expected_params
 from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec, Prediction
 
 
 def adapt(
-    params: MetaParams, support: Points | tuple[Any, Any], *, key: Array | None = None
+    params: MetaParams, support: Points | tuple[Any, Any] | Any, *, key: Array | None = None
 ) -> Adapted:
     """Adapts a meta-learned model to one task.
 
@@ -26,18 +27,21 @@ def adapt(
         support: ``Points``, or a pair ``(x, y)`` of NumPy or JAX arrays: x ``[N, ...]`` and y
             ``[N, k]`` (labels ``[N]`` for classification), N >= 0. No points, or a mask that is
             all False, give the prior. Integer and float64 values are converted to the dtype that
-            the model computes in.
+            the model computes in. Where ``params.units`` are known, numbers are in the user's
+            units; and with names, a DataFrame (or a dict of arrays) may stand for the pair, or for
+            x or y: its columns are taken by name, in any order and among others.
         key: PRNG key, for stochastic methods; None asks for the deterministic answer.
 
     Returns:
         The adapted block, for ``predict``.
 
     Raises:
-        ValueError: shapes do not fit the model; or, outside ``jit``, a real point is NaN or
-            infinite or a label is out of range. Under ``jit`` such values propagate.
+        ValueError: shapes do not fit the model; a column is missing or holds anything but numbers;
+            or, outside ``jit``, a real point is NaN or infinite or a label is out of range. Under
+            ``jit`` such values propagate.
     """
     check_params(params)
-    return _adapt(params, _check_points(params, support), key)
+    return _adapt(params.standardised, _check_points(params, support), key)
 
 
 def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
@@ -46,22 +50,26 @@ def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
     Args:
         params: the meta-parameters given to ``adapt``.
         adapted: what ``adapt`` returned.
-        x: inputs ``[M, ...]``, M >= 0, NumPy or JAX.
+        x: inputs ``[M, ...]``, M >= 0, NumPy or JAX; or a DataFrame with the named columns, see
+            ``adapt``.
 
     Returns:
         ``Prediction`` with ``mean`` ``[M, k]`` in the units of the targets, or class
         probabilities; ``epistemic`` and ``noise`` are None for methods without error bars.
 
     Raises:
-        ValueError: the shape of x does not fit the model.
+        ValueError: the shape of x does not fit the model, or a column is missing or holds anything
+            but numbers.
     """
     check_params(params)
     if not isinstance(adapted, Adapted):
         raise ValueError(f"adapted must be what adapt returned, got {type(adapted).__name__}")
     x = _check_x(params, x, "x")
-    return _predict(params, adapted, x)
+    prediction = _predict(params.standardised, adapted, x)
+    return prediction if params.units is None else params.units.restore_prediction(prediction)
 
 
+# Without units, which are no concern of the compiled functions: one for all data of a shape.
 _adapt = jax.jit(lambda params, support, key: params.method.adapt(params, support, key=key))
 _predict = jax.jit(lambda params, adapted, x: params.method.predict(params, adapted, x))
 
@@ -92,12 +100,20 @@ def _first_rank(method: Method, spec: PointSpec) -> int:
 def _check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Points:
     if isinstance(support, tuple) and len(support) == 2:
         support = Points(*support)
+    elif frame.is_table(support) and params.units is not None and params.units.x.names is not None:
+        table: Any = support
+        support = Points(table, table)
     if not isinstance(support, Points):
         raise ValueError(
             f"support must be Points(x, y, mask) or a pair (x, y), got {type(support).__name__}"
+            + ("; this model knows no names of columns" if frame.is_table(support) else "")
         )
     x = _check_x(params, support.x, "support.x")
-    y = _array(support.y, "support.y")
+    units = params.units
+    given: Any = support.y
+    if frame.is_table(given):
+        given = frame.take_complete(given, _names(params, "y", "support.y"), "support.y")
+    y = _array(given, "support.y")
     spec = params.spec
     if y.ndim == 0 or y.shape[1:] != spec.y_shape:
         hint = "; a single output is y[:, None]" if y.ndim == 1 and spec.y_shape == (1,) else ""
@@ -109,6 +125,8 @@ def _check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Poin
             f"support.x and support.y must have as many points, got {x.shape[0]} and {y.shape[0]}"
         )
     params.method.point_loss.cast(y[:0], jnp.dtype(jnp.result_type(float)))  # refuses wrong kinds
+    if units is not None:
+        y = units.y.standardise(given)
     mask = support.mask
     if mask is not None:
         mask = _array(mask, "support.mask")
@@ -122,15 +140,28 @@ def _check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Poin
     return Points(x, y, mask)
 
 
-def _check_x(params: MetaParams, x: Any, name: str) -> Array:
-    x = _array(x, name)
+def _check_x(params: MetaParams, given: Any, name: str) -> Array:
+    if frame.is_table(given):
+        given = frame.take_complete(given, _names(params, "x", name), name)
+    x = _array(given, name)
     shape = params.spec.x_shape
     if x.ndim == 0 or x.shape[1:] != shape:
         hint = "; a single input is x[:, None]" if x.ndim == 1 and shape == (1,) else ""
         raise ValueError(
             f"{name} must have shape {_shape(shape)}, as in training, got {x.shape}{hint}"
         )
-    return x
+    return x if params.units is None else params.units.x.standardise(given)
+
+
+def _names(params: MetaParams, part: Literal["x", "y"], argument: str) -> tuple[str, ...]:
+    """The columns that the model takes from a table."""
+    names = None if params.units is None else getattr(params.units, part).names
+    if names is None:
+        raise ValueError(
+            f"{argument} must be an array: the model was not trained on a table, and knows no "
+            "names of columns to take from one"
+        )
+    return names
 
 
 def _check_values(params: MetaParams, x: Array, y: Array, mask: Array | None) -> None:

@@ -23,6 +23,7 @@ from lavajax.config import MissingPartError, differences, from_json, to_json
 from lavajax.methods.base import Method, expected_params
 from lavajax.store import DamagedError
 from lavajax.types import MetaParams, PointSpec, PyTree, TrainState
+from lavajax.units import Units
 
 CHECKPOINTS = "checkpoints"  # in the folder of a run: its training states, one for each step
 
@@ -85,7 +86,8 @@ def load(
         found, spec = _method_of(record["method"], model, loss, method), _spec_of(record["spec"])
         like = _stack(expected_params(found, spec), record["seeds"])
         prefix = "params/" if record["kind"] == "state" else ""
-        return dataclasses.replace(_read(folder, record, like, prefix), spec=spec)
+        units = _units_of(record)
+        return dataclasses.replace(_read(folder, record, like, prefix), spec=spec, units=units)
 
     is_run = (path / store.RECORD).is_file() and not (path / store.ARRAYS).exists()
     if is_run or (path / CHECKPOINTS).is_dir():
@@ -149,6 +151,8 @@ def restore_state(
     def read(folder: Path) -> TrainState:
         record = _record(folder)
         _check_same("method", record["method"], to_json(like.params.method, describe=True))
+        # The means of other data: its rows have changed since.
+        _check_same("units of the data", record.get("units"), _units_record(like.params))
         if (version := record["versions"]["jax"]) != jax.__version__:
             warnings.warn(
                 f"{folder} was written with JAX {version}, and this is {jax.__version__}: the run "
@@ -213,6 +217,7 @@ def _write(
         "seeds": seeds,
         "method": to_json(params.method, describe=True),
         "spec": dataclasses.asdict(params.spec),
+        "units": _units_record(params),
         "settings": settings,
         "leaves": entries,
         "versions": {"jax": jax.__version__},
@@ -226,6 +231,7 @@ def _record(folder: Path) -> dict[str, Any]:
     record = store.open_record(folder)
     try:
         _spec_of(record["spec"])
+        _units_of(record)
         whole = record["kind"] in ("params", "state") and record.keys() >= {"method", "settings"}
         whole = whole and isinstance(record["versions"]["jax"], str)
         whole = whole and (record["seeds"] is None or int(record["seeds"]) > 0)
@@ -296,6 +302,22 @@ def _method_of(record: Any, model: Any, loss: Any, method: Method | None) -> Met
 def _check_same(name: str, saved: Any, given: Any) -> None:
     if different := differences(saved, given, name):
         raise ValueError(f"the {name} must be the saved one: {'; '.join(different)}")
+
+
+def _units_record(params: MetaParams) -> Any:
+    return None if params.units is None else to_json(params.units)
+
+
+def _units_of(record: dict[str, Any]) -> Units | None:
+    """The units of a record, which one of an earlier version has not.
+
+    Raises:
+        ValueError: the entry is something else.
+    """
+    units = from_json(record.get("units"))
+    if not isinstance(units, Units | None):
+        raise ValueError(f"units must be Units, got {units!r}")
+    return units
 
 
 def _spec_of(record: dict[str, Any]) -> PointSpec:

@@ -7,7 +7,6 @@ never run code.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import warnings
 from collections.abc import Mapping
@@ -40,7 +39,10 @@ from lavajax.tasks.air_quality import AirQuality
 from lavajax.tasks.cartpole import Cartpole
 from lavajax.tasks.dynamics import FitzHughNagumo, MassSpring, Pendulum, VanDerPol
 from lavajax.tasks.sine import Sine
+from lavajax.tasks.table import Table
 from lavajax.tasks.variants import FixedTasks, NoisyLabels, VaryingShots
+from lavajax.units import Columns, Units
+from lavajax.validate import nearest
 
 CLASSES: dict[str, Any] = {
     cls.__name__: cls
@@ -54,6 +56,7 @@ CLASSES: dict[str, Any] = {
         *(SquaredError, CrossEntropy),
         *(Sine, FitzHughNagumo, MassSpring, Pendulum, VanDerPol, Cartpole),
         *(AirQuality, NoisyLabels, FixedTasks, VaryingShots),
+        *(Table, Units, Columns),
     )
 }
 
@@ -167,9 +170,3 @@ def differences(saved: Any, given: Any, name: str) -> list[str]:
             line for key in keys for line in differences(saved[key], given[key], f"{name}.{key}")
         ]
     return [] if saved == given else [f"{name} is saved as {saved!r}, got {given!r}"]
-
-
-def nearest(word: object, options: Any) -> str:
-    """``; did you mean ...?``, or nothing where no option is near."""
-    found = difflib.get_close_matches(str(word), list(options), n=1)
-    return f"; did you mean {found[0]!r}?" if found else ""

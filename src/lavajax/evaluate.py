@@ -67,6 +67,8 @@ def evaluate(
 ) -> Evaluation:
     """Adapts to held-out tasks one by one and scores the query of each.
 
+    Scores are of the numbers that the source samples: of standardised targets, where it has units.
+
     Args:
         params: meta-parameters of a single seed.
         tasks: source of tasks.
@@ -77,7 +79,8 @@ def evaluate(
 
     Raises:
         ValueError: ``num_tasks`` is below 2 or ``batch`` below 1; params are not those of one seed;
-            the tasks are no source, or their points are not like those in training.
+            the tasks are no source, or their points are not like those in training, or in other
+            units.
     """
     check_params(params)
     check_source(tasks)
@@ -95,6 +98,14 @@ def _check_fit(params: MetaParams, tasks: TaskSource, split: Split) -> None:
         raise ValueError(
             f"tasks must have points like those in training, inputs {spec.x_shape} and targets "
             f"{spec.y_shape}, got {found[0]} and {found[1]}"
+        )
+    units = getattr(tasks, "units", None)
+    if params.units is not None and units != params.units:
+        raise ValueError(
+            "tasks must be standardised as the data that the model was trained on, and are "
+            f"{'not by any units' if units is None else 'by other units'}: give "
+            "Table(...).load(units=params.units), or, where tasks are in the model's own numbers, "
+            "evaluate params.standardised"
         )
 
 

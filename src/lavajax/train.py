@@ -19,6 +19,7 @@ from lavajax.methods.base import Method
 from lavajax.outer import BatchExpectation
 from lavajax.tasks.base import TaskSource, check_source
 from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
+from lavajax.units import Units
 
 
 @functools.lru_cache(maxsize=128)  # the same object again, so that a second run compiles nothing
@@ -107,13 +108,27 @@ def init_state(
     tx: optax.GradientTransformation,
     key: Array,
 ) -> TrainState:
-    """The state at step 0 of a single run, for points like those of ``tasks``."""
+    """The state at step 0 of a single run, for points like those of ``tasks``, in its units."""
     example_key, init_key, run_key = jax.random.split(key, 3)
     example = tasks.sample(example_key, "train").support
     params = method.init(init_key, example.x, example.y)
+    params = dataclasses.replace(params, units=_units_of(tasks, params))
     return TrainState(
         params, tx.init(params.learned), method.memory(params), run_key, jnp.zeros((), jnp.int32)
     )
+
+
+def _units_of(tasks: TaskSource, params: MetaParams) -> Units | None:
+    """The units of a source that has any, which must be as many as its inputs and targets."""
+    units = getattr(tasks, "units", None)
+    if units is None:
+        return None
+    sizes = params.spec.x_shape, params.spec.y_shape
+    if not isinstance(units, Units) or sizes != ((len(units.x.mean),), (len(units.y.mean),)):
+        raise ValueError(
+            f"tasks.units must be Units of inputs {sizes[0]} and targets {sizes[1]}, got {units!r}"
+        )
+    return units
 
 
 def start_state(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 if TYPE_CHECKING:
     from lavajax.methods.base import Method
+    from lavajax.units import Units
 
 Array = jax.Array
 PyTree = Any
@@ -75,16 +76,24 @@ class MetaParams:
         fixed: leaves that nothing differentiates: batch statistics, an unlearned start.
         method: the method, with its hyperparameters; static.
         spec: what one point looks like; static.
+        units: of the user's data, in which ``lavajax.adapt`` and ``lavajax.predict`` take and give
+            numbers; None where these are the model's own. Methods never see them; static.
     """
 
     learned: dict[str, PyTree]
     fixed: dict[str, PyTree]
     method: Method = dataclasses.field(metadata={"static": True})
     spec: PointSpec = dataclasses.field(metadata={"static": True})
+    units: Units | None = dataclasses.field(default=None, metadata={"static": True})
 
     def __getitem__(self, name: str) -> PyTree:
         """The entry ``name``, learned or fixed."""
         return self.learned[name] if name in self.learned else self.fixed[name]
+
+    @property
+    def standardised(self) -> MetaParams:
+        """The same parameters for points that are standardised already, as a source samples."""
+        return dataclasses.replace(self, units=None)
 
     def replace_learned(self, learned: dict[str, PyTree]) -> MetaParams:
         """The same parameters with other learned leaves: what an outer gradient varies."""

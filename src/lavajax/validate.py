@@ -7,6 +7,7 @@ never hashes it: a list or an array in a field would pass, and go stale.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import numbers
 from collections.abc import Sequence
@@ -118,6 +119,18 @@ def choice(owner: Any, field: str, options: Sequence[str]) -> None:
         )
 
 
+def names(owner: Any, field: str) -> None:
+    """Coerces a field to a tuple of one or more different strings; a single string is one name."""
+    value = getattr(owner, field)
+    found = (value,) if isinstance(value, str) else value
+    good = isinstance(found, Sequence) and len(found) > 0
+    if not good or not all(isinstance(v, str) and v for v in found) or len(set(found)) < len(found):
+        raise ValueError(
+            f"{_name(owner, field)} must be a name, or several different ones, got {value!r}"
+        )
+    _set(owner, field, tuple(found))
+
+
 def part(owner: Any, field: str, methods: Sequence[str], examples: str) -> None:
     """Requires a field to be an object that has ``methods``, as a protocol demands."""
     value = getattr(owner, field)
@@ -139,6 +152,12 @@ def hashable(owner: Any) -> None:
             f"{type(owner).__name__} needs hashable fields, since it is compiled in as a constant; "
             f"not hashable: {', '.join(fields)} ({error})"
         ) from None
+
+
+def nearest(word: object, options: Any) -> str:
+    """``; did you mean ...?``, or nothing where no option is near."""
+    found = difflib.get_close_matches(str(word), list(options), n=1)
+    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def _is_hashable(value: object) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, Protocol
 
 import jax
+import jax.numpy as jnp
 
 from lavajax.types import Array, Task
 
@@ -22,11 +23,34 @@ def uniform(key: Array, shape: tuple[int, ...], interval: tuple[float, float]) -
     return jax.random.uniform(key, shape, minval=interval[0], maxval=interval[1])
 
 
+def distinct(key: Array, size: Array | int, number: int) -> Array:
+    """Different numbers from 0 to size - 1, ``[number]``, in random order; every choice as likely.
+
+    Floyd's algorithm (Bentley and Floyd, Communications of the ACM 30(9), 1987), at a cost that
+    does not depend on ``size``. With ``size < number`` all of them come first, and what follows
+    repeats 0.
+    """
+    draw_key, order_key = jax.random.split(key)
+    count = jnp.minimum(size, number)
+    last = jnp.maximum(size - count + jnp.arange(number), 0)
+    draws = jax.random.randint(draw_key, (number,), 0, last + 1)
+
+    def choose(i: Array, chosen: Array) -> Array:
+        taken = jnp.any((chosen == draws[i]) & (jnp.arange(number) < i))
+        return chosen.at[i].set(jnp.where(taken, last[i], draws[i]))
+
+    chosen = jax.lax.fori_loop(0, number, choose, jnp.zeros(number, draws.dtype))
+    real = jnp.arange(number) < count
+    order = jnp.argsort(jnp.where(real, jax.random.uniform(order_key, (number,)), 2.0))
+    return jnp.where(real, chosen[order], 0)
+
+
 class TaskSource(Protocol):
     """Where tasks come from: a sampler on the device, or stored data on it.
 
     A source is a pytree: its arrays are arguments of the compiled training step, its settings are
-    static. Tasks of one source have the same shapes; supports of different size have a mask.
+    static. Tasks of one source have the same shapes; supports of different size have a mask. A
+    source of standardised data has their ``lavajax.Units`` as a static attribute ``units``.
     """
 
     def sample(self, key: Array, split: Split = "train") -> Task:

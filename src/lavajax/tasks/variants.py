@@ -12,6 +12,16 @@ import jax.numpy as jnp
 from lavajax import points, validate
 from lavajax.tasks.base import Split, check_source, split_key
 from lavajax.types import Array, Points, Task
+from lavajax.units import Units
+
+
+def _load(tasks: Any) -> Any:
+    return tasks.load() if hasattr(tasks, "load") else tasks
+
+
+def _units(self: Any) -> Units | None:
+    """Those of the source, where it has any."""
+    return getattr(self.tasks, "units", None)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["tasks"], meta_fields=["std", "on"])
@@ -21,7 +31,7 @@ class NoisyLabels:
 
     Attributes:
         tasks: the source, or settings with a ``load``.
-        std: standard deviation of the noise, in the units of the targets.
+        std: standard deviation of the noise, in the units of the targets that the source samples.
         on: ``"support"``: the query keeps its own targets; or ``"both"``.
     """
 
@@ -36,6 +46,8 @@ class NoisyLabels:
     def load(self) -> NoisyLabels:
         """The same, its data read, where there is any."""
         return dataclasses.replace(self, tasks=_load(self.tasks))
+
+    units = property(_units)
 
     def sample(self, key: Array, split: Split = "train") -> Task:
         """The task that the source draws with this key, with noise.
@@ -90,6 +102,8 @@ class FixedTasks:
     def load(self) -> FixedTasks:
         """The same, its data read, where there is any."""
         return dataclasses.replace(self, tasks=_load(self.tasks))
+
+    units = property(_units)
 
     def sample(self, key: Array, split: Split = "train") -> Task:
         """A task of the source; of training tasks, one of the fixed ones.
@@ -148,6 +162,8 @@ class VaryingShots:
         """The same, its data read, where there is any."""
         return dataclasses.replace(self, tasks=_load(self.tasks))
 
+    units = property(_units)
+
     def sample(self, key: Array, split: Split = "train") -> Task:
         """The task that the source draws with this key; the support's first points are real.
 
@@ -166,7 +182,3 @@ class VaryingShots:
         size = jax.random.choice(jax.random.fold_in(key, 0x512E), jnp.asarray(self.sizes))
         support = dataclasses.replace(task.support, mask=jnp.arange(most) < size)
         return Task(support, task.query)
-
-
-def _load(tasks: Any) -> Any:
-    return tasks.load() if hasattr(tasks, "load") else tasks

@@ -1,0 +1,126 @@
+"""Errors on a user's table: of each target in its own units, beside those without meta-learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lavajax
+from lavajax import points
+from lavajax.tasks.base import Split
+
+RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
+"""Strengths of ridge regression on a support; the best on validation tasks is reported."""
+
+
+def target_errors(
+    params: Sequence[lavajax.MetaParams], source: Any, test_tasks: int, *, seed: int = 0
+) -> dict[str, Any]:
+    """Root mean squared errors of each target on unseen tasks, in its own units.
+
+    Args:
+        params: of each seed.
+        source: tasks of a table, or a variant of them.
+        test_tasks: how many tasks; every one counts the same.
+        seed: of the tasks.
+
+    Returns:
+        ``names`` of the k targets; ``seeds``, k errors for each seed; and ``references``, k errors
+        for each predictor that needs no meta-learning, by name.
+    """
+    std = np.array(source.units.y.std)
+
+    def rmse(errors: np.ndarray) -> list[float]:
+        return [float(error) for error in std * np.sqrt(errors.mean(axis=0))]
+
+    def score(fn: Callable[..., Any], *arrays: Any, split: Split = "test") -> Any:
+        fn = jax.tree_util.Partial(fn, *arrays)
+        return lavajax.score(fn, source, num_tasks=test_tasks, seed=seed, split=split)
+
+    weights = jnp.asarray(pooled_regression(table_of(source)), jnp.result_type(float))
+    found = score(reference_errors, weights)
+    tried = score(reference_errors, weights, split="validation")["ridge"]
+    best = int(np.argmin(tried.mean(axis=(0, 2))))
+    return {
+        "names": list(source.units.y.names),
+        "seeds": [rmse(score(model_error, each)) for each in params],
+        "references": {
+            "support mean": rmse(found["mean"]),
+            f"ridge on the support ({RIDGES[best]:g})": rmse(found["ridge"][:, best]),
+            "pooled linear regression": rmse(found["linear"]),
+        },
+    }
+
+
+def table_of(source: Any) -> Any:
+    """The table in a source of tasks, which may be a variant of it; None where there is none."""
+    while not isinstance(source, lavajax.TableTasks):
+        source = getattr(source, "tasks", None)
+        if source is None:
+            return None
+    return source
+
+
+def mean_squared(source: Any, rmse: Sequence[float]) -> float:
+    """The mean over targets of squared errors that are standardised, of errors in units."""
+    return float(np.mean((np.array(rmse) / np.array(source.units.y.std)) ** 2))
+
+
+def model_error(params: lavajax.MetaParams, task: lavajax.Task, key: jax.Array) -> jax.Array:
+    """Of a model that adapts to the support."""
+    adapted = params.method.adapt(params, task.support, key=key)
+    query = points.sanitise(task.query)
+    return _error(params.method.predict(params, adapted, query.x, mask=query.mask).mean, query)
+
+
+def reference_errors(
+    weights: jax.Array, task: lavajax.Task, key: jax.Array
+) -> dict[str, jax.Array]:
+    """Of predictors that need no meta-learning.
+
+    Args:
+        weights: of the pooled regression, ``[d + 1, k]``, the last row an intercept.
+        task: any task.
+        key: not used.
+
+    Returns:
+        ``mean``, of the mean of the support's targets, ``[k]``; ``ridge``, of a linear regression
+        on the support with a free intercept, ``[strengths, k]``; ``linear``, of the pooled
+        regression, which does not see the support, ``[k]``.
+    """
+    del key
+    support, query = points.sanitise(task.support), points.sanitise(task.query)
+    x_mean, y_mean = points.average(support.x, support), points.average(support.y, support)
+    x = (support.x - x_mean) * points.weights(support)[:, None]
+
+    def ridge(strength: jax.Array) -> jax.Array:
+        gram = x.T @ x + strength * jnp.eye(x.shape[1])
+        slope = jax.scipy.linalg.solve(gram, x.T @ (support.y - y_mean), assume_a="pos")
+        return _error((query.x - x_mean) @ slope + y_mean, query)
+
+    return {
+        "mean": _error(y_mean, query),
+        "ridge": jax.vmap(ridge)(jnp.asarray(RIDGES)),
+        "linear": _error(query.x @ weights[:-1] + weights[-1], query),
+    }
+
+
+def pooled_regression(table: lavajax.TableTasks) -> np.ndarray:
+    """Least squares on all rows of the training groups, weights and intercept ``[d + 1, k]``.
+
+    Every group weighs the same, as it does among the tasks.
+    """
+    sizes, train = np.asarray(table.sizes), np.asarray(table.splits["train"])
+    weight = np.where(np.isin(np.arange(len(sizes)), train), 1 / np.sqrt(sizes), 0.0)
+    weight = np.repeat(weight, sizes)[:, None]
+    x = np.asarray(table.x, np.float64)
+    inputs = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+    return np.linalg.lstsq(weight * inputs, weight * np.asarray(table.y), rcond=None)[0]
+
+
+def _error(mean: jax.Array, query: lavajax.Points) -> jax.Array:
+    return points.average((mean - query.y) ** 2, query)

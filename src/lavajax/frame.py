@@ -1,0 +1,224 @@
+"""A user's table: its file, and its columns as numbers, with a plain message for what is none.
+
+A table is a pandas DataFrame, whatever else has ``columns`` and gives one by ``table[name]``, or a
+dict of arrays.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lavajax.extras import require
+from lavajax.validate import nearest
+
+
+def is_table(value: Any) -> bool:
+    """Whether columns can be taken from it by name."""
+    return hasattr(value, "columns") or isinstance(value, Mapping)
+
+
+def column_names(table: Any) -> list[str]:
+    """The names of its columns, in order."""
+    return [str(name) for name in (table.columns if hasattr(table, "columns") else table)]
+
+
+def take(table: Any, names: Sequence[str], argument: str) -> np.ndarray:
+    """Columns as numbers.
+
+    Args:
+        table: a DataFrame or a dict of arrays.
+        names: of the columns.
+        argument: what a message calls them.
+
+    Returns:
+        ``[rows, len(names)]`` float64, NaN where an entry is missing.
+
+    Raises:
+        ValueError: a column is not there, is there twice, or holds text, dates or infinities; the
+            message names it, the row, and what to do.
+    """
+    check_names(column_names(table), names, argument)
+    columns = [_numbers(table, name, f"{argument} column {name!r}") for name in names]
+    _check_lengths(columns, names, argument)
+    return np.stack(columns, axis=1)
+
+
+def take_complete(table: Any, names: Sequence[str], argument: str) -> np.ndarray:
+    """``take``, of columns without a missing entry.
+
+    Raises:
+        ValueError: as ``take``; or an entry is missing, and the message names column and row.
+    """
+    values = take(table, names, argument)
+    missing = np.argwhere(np.isnan(values))
+    if len(missing):
+        row, column = missing[0]
+        raise ValueError(
+            f"{argument} column {names[column]!r} must hold a number on every row, and "
+            f"{_row(table, row)} has none: leave such rows out ({len(missing)} entries are missing)"
+        )
+    return values
+
+
+def take_text(table: Any, names: Sequence[str], argument: str) -> tuple[np.ndarray, np.ndarray]:
+    """Columns as text, such as the names of groups.
+
+    Args:
+        table: a DataFrame or a dict of arrays.
+        names: of the columns.
+        argument: what a message calls them.
+
+    Returns:
+        Text ``[rows, len(names)]``, and whether an entry is missing, likewise.
+
+    Raises:
+        ValueError: a column is not there, is there twice, or has another length.
+    """
+    check_names(column_names(table), names, argument)
+    texts, missing = [], []
+    for name in names:
+        values = np.asarray(table[name])
+        missing.append(np.array([is_missing(value) for value in values], bool))
+        dates = values.dtype.kind == "M"
+        text = np.datetime_as_string(values, unit="auto") if dates else values
+        texts.append(np.array([str(value) for value in text], object))
+    _check_lengths(texts, names, argument)
+    return np.stack(texts, axis=1), np.stack(missing, axis=1)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether an entry is None, NaN, or what pandas has for them."""
+    return not isinstance(value, str) and str(value) in ("None", "nan", "<NA>", "NaT")
+
+
+def check_names(there: Sequence[str], wanted: Sequence[str], argument: str) -> None:
+    """Requires every wanted column, once.
+
+    Raises:
+        ValueError: one is missing, with the nearest name and all that are there; or is there twice.
+    """
+    for name in wanted:
+        if (count := list(there).count(name)) > 1:
+            raise ValueError(
+                f"{argument} column {name!r} is there {count} times: rename all but one"
+            )
+        if not count:
+            shown = ", ".join(map(repr, there[:20])) + (" ..." if len(there) > 20 else "")
+            raise ValueError(
+                f"{argument} names the column {name!r}, and the table has none of that name"
+                f"{nearest(name, there)}; its columns are {shown or 'none'}"
+            )
+
+
+def read(path: str | Path, names: tuple[str, ...], groups: tuple[str, ...] = ()) -> Any:
+    """Reads a CSV or Parquet file as a pandas DataFrame.
+
+    Args:
+        path: a file ending in ``.csv``, ``.csv.gz``, ``.parquet`` or ``.pq``.
+        names: columns that must be there.
+        groups: likewise; in CSV these stay text, so that 007 is not 7.
+
+    Returns:
+        A DataFrame with all columns of the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file cannot be read as what its name says, or lacks a column.
+        ModuleNotFoundError: pandas or pyarrow is missing.
+    """
+    pandas = require("pandas", "data", "reading a table")
+    path = Path(path)
+    name = path.name.lower()
+    if not path.is_file():
+        raise FileNotFoundError(
+            "data must be the path of a table of your own, a CSV or Parquet file with a header and "
+            f"a row for each point, got {path}, which is "
+            f"{'a folder' if path.is_dir() else 'not there'}"
+        )
+    wanted = (*groups, *names)
+    try:
+        if name.endswith((".parquet", ".pq")):
+            require("pyarrow", "data", "reading a Parquet file")
+            try:
+                table = pandas.read_parquet(path, engine="pyarrow")
+            except ValueError as error:
+                raise ValueError(f"data must be a Parquet file, {path} is not: {error}") from None
+            check_names(column_names(table), wanted, "data")
+            return table
+        if not name.endswith((".csv", ".csv.gz")):
+            raise ValueError(
+                f"data must end in .csv, .csv.gz, .parquet or .pq, got {path}: save the table as "
+                "one of these"
+            )
+        # pandas renames the second of two columns of one name: the header is looked at first.
+        options: dict[str, Any] = {"encoding": "utf-8-sig"}
+        header = pandas.read_csv(path, header=None, nrows=1, dtype=str, **options)
+        check_names([str(each) for each in header.iloc[0]], wanted, "data")
+        types = dict.fromkeys(groups, str)
+        return pandas.read_csv(path, dtype=types, low_memory=False, **options)
+    except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"data must be a CSV file in UTF-8 with commas between its columns, {path} is not: "
+            f"{error}"
+        ) from None
+    except (OSError, EOFError, zlib.error) as error:  # a .gz that is none, or is cut short
+        raise ValueError(f"data must be a whole, readable file, {path} is not: {error}") from None
+
+
+def _check_lengths(columns: Sequence[np.ndarray], names: Sequence[str], argument: str) -> None:
+    if len({len(column) for column in columns}) > 1:
+        raise ValueError(
+            f"{argument} columns must have one length, got "
+            + ", ".join(f"{name!r}: {len(c)}" for name, c in zip(names, columns, strict=True))
+        )
+
+
+def _row(table: Any, row: int) -> str:
+    """A row as its user would look for it."""
+    index: Any = getattr(table, "index", None)
+    if hasattr(index, "__getitem__"):
+        return f"row {index[row]} of its index"
+    return f"row {row} (counted from 0)"
+
+
+def _numbers(table: Any, column: str, name: str) -> np.ndarray:
+    """A column ``[rows]`` in float64; ``name`` is for messages."""
+    values = np.asarray(table[column])
+    if values.ndim != 1:
+        raise ValueError(f"{name} must have one number on each row, got shape {values.shape}")
+    if values.dtype.kind in "mM":
+        raise ValueError(
+            f"{name} must hold numbers, and holds dates or durations: give them as numbers, such "
+            "as hours since some time, or hour of the day"
+        )
+    numbers = (
+        values.astype(np.float64) if values.dtype.kind in "biuf" else _parse(table, values, name)
+    )
+    infinite = np.flatnonzero(np.isinf(numbers))
+    if len(infinite):
+        raise ValueError(
+            f"{name} must be finite, and {_row(table, infinite[0])} has "
+            f"{numbers[infinite[0]]}: leave such rows out, or mark them as missing "
+            f"({len(infinite)} entries are infinite)"
+        )
+    return numbers
+
+
+def _parse(table: Any, values: np.ndarray, name: str) -> np.ndarray:
+    """Entries that are objects: numbers, text, or missing."""
+    numbers = np.empty(len(values))
+    for row, value in enumerate(values):
+        try:
+            numbers[row] = np.nan if is_missing(value) else float(value)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"{name} must hold numbers, and {_row(table, row)} has {value!r}: leave "
+                "the column out, or encode it as numbers (a category as one column of 0 and 1 for "
+                "each of its values, a date as hours since some time)"
+            ) from None
+    return numbers

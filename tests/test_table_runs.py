@@ -1,0 +1,300 @@
+"""A user's table on the command line: run.py trains on it, adapt.py predicts a group of it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LinearRegression, Ridge
+
+import lavajax as lj
+import options
+import targets
+
+TINY = ["--hidden", "8", "--steps=30", "--report-every=30", "--test-tasks=20", "--meta-batch=2"]
+SIZES = {**{f"m{i}": 12 for i in range(8)}, "m8": 4, "m9": 1}
+
+
+def frame() -> pd.DataFrame:
+    """Wear grows with the load at a rate of the machine; some entries are missing."""
+    rng = np.random.default_rng(0)
+    machine = np.repeat(list(SIZES), list(SIZES.values()))
+    rate = np.repeat(rng.normal(size=len(SIZES)), list(SIZES.values()))
+    load, temp = rng.normal(size=(2, len(machine)))
+    columns = {"machine": machine, "load, kN": 500 + 20 * load, "temp": temp}
+    rows = pd.DataFrame({**columns, "wear": 3e4 + 1e3 * rate * load, "heat": rate + temp})
+    rows.loc[2, "temp"] = np.nan
+    return rows
+
+
+def tasks():
+    settings = lj.Table("machine", ("load, kN", "temp"), ("wear", "heat"), shots=4, queries=4)
+    return settings.tasks(frame())
+
+
+def call(script, *args: str) -> tuple[int, str]:
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["script", *map(str, args)])
+        patch.setenv("COLUMNS", "120")
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            try:
+                code = script.main()
+            except SystemExit as stop:
+                code = stop.code
+    return code, out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A table, and the folder ``run`` of two seeds that were trained on it."""
+    import run as script
+
+    folder = tmp_path_factory.mktemp("table")
+    frame().to_csv(folder / "t.csv", index=False)
+    code, text = call(
+        *(script, "--task=table", f"--data={folder / 't.csv'}", "--group=machine"),
+        *("--x='load, kN',temp".replace("'", '"'), "--y=wear,heat", "--shots=4", "--queries=4"),
+        *(*TINY, "--seeds=2", "--method=alpaca", f"--out={folder / 'run'}"),
+    )
+    assert code == 0, text
+    (folder / "printed.txt").write_text(text)
+    return folder
+
+
+def test_run_says_what_was_left_out_and_gives_errors_in_units(folder):
+    text = (folder / "printed.txt").read_text()
+    assert "table: 99 rows in 9 groups of 4 to 12; train 7 (" in text
+    assert "rows left out: 1 without temp, 1 alone in their group" in text
+    results = json.loads((folder / "run" / "results.json").read_text())
+    found = results["targets"]
+    assert found["names"] == ["wear", "heat"]
+    for seed in range(2):
+        standardised = np.array(found["seeds"][seed]) / tasks().units.y.std
+        assert np.mean(standardised**2) == pytest.approx(results["seeds"][seed]["mean"], rel=1e-3)
+    row = rf"support mean .* {found['references']['support mean'][0]:.4g} "
+    assert re.search(row, text)
+    assert list(found["references"]) == list(results["references"])
+    assert (folder / "run" / "tasks.png").stat().st_size > 1000
+
+
+def test_saved_run_is_scored_again_with_its_own_table(folder):
+    import run as script
+
+    code, text = call(script, f"--eval={folder / 'run'}", "--test-tasks=20")
+    assert code == 0, text
+    before = (folder / "printed.txt").read_text()
+    assert text.split("RMSE in the units of the data")[1] in before
+    # a table of other rows is standardised as the training data was
+    (frame() * [1, 1, 1, 2, 1]).to_csv(folder / "other.csv", index=False)
+    settings = lj.Table("machine", ("load, kN", "temp"), ("wear", "heat"), folder / "other.csv")
+    units = lj.load(folder / "run").units
+    assert script.load_source(settings, units).units == units != script.load_source(settings).units
+
+
+def test_names_with_commas_are_quoted():
+    for names in (("a", "b"), ("a, b", "c"), ('say "x"', "y,z")):
+        assert options.split_names(options.join_names(names)) == names
+    assert options.split_names("PM10, wind speed ,TEMP") == ("PM10", "wind speed", "TEMP")
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (["--x=temp", "--y=wear"], "--group"),
+        (["--group=machine", "--x=temp", "--y=wear"], "Table.data must be the path"),
+        (["--group=machine", "--x=temp", "--y=temp", "--data=t.csv"], "must share no column"),
+        (["--group=machine", "--x=temp", "--y=wear", "--data=none.csv"], "which is not there"),
+    ],
+)
+def test_impossible_tables_are_refused_by_run(args, reason):
+    import run as script
+
+    code, text = call(script, "--task=table", *args)
+    assert code == 2
+    assert reason in " ".join(text.split())
+
+
+# References
+
+
+def test_references_are_those_of_scikit_learn():
+    source = tasks()
+    sample = jax.jit(source.sample, static_argnums=1)
+    weights = targets.pooled_regression(source)
+    errors = jax.jit(targets.reference_errors)
+    train = np.isin(np.repeat(np.arange(9), source.sizes), source.splits["train"])
+    rows = np.repeat(1 / np.asarray(source.sizes), source.sizes)
+    pooled = LinearRegression().fit(
+        np.asarray(source.x)[train], np.asarray(source.y)[train], sample_weight=rows[train]
+    )
+    for seed in range(4):  # among them, groups with padding
+        key = jax.random.key(seed)
+        task = sample(key, "train")
+        (x, y), (qx, qy) = (
+            (np.asarray(p.x)[p.mask], np.asarray(p.y)[p.mask]) for p in (task.support, task.query)
+        )
+
+        def error(predicted, qy=qy):
+            return np.mean((predicted - qy) ** 2, axis=0)
+
+        found = errors(weights, task, key)
+        np.testing.assert_allclose(found["mean"], error(y.mean(axis=0)), rtol=1e-4)
+        np.testing.assert_allclose(found["linear"], error(pooled.predict(qx)), rtol=1e-3)
+        for strength, ridge in zip(targets.RIDGES, found["ridge"], strict=True):
+            predicted = Ridge(strength).fit(x, y).predict(qx)
+            np.testing.assert_allclose(ridge, error(predicted), rtol=2e-2, atol=1e-5)
+
+
+# adapt.py
+
+
+def adapt(folder: Path, *args: str) -> tuple[int, str]:
+    import adapt as script
+
+    given = [f"--checkpoint={folder / 'run'}", f"--data={folder / 't.csv'}", *args]
+    names = {each.split("=")[0] for each in args}
+    return call(
+        script, *(each for each in given if each in args or each.split("=")[0] not in names)
+    )
+
+
+def test_unlabelled_rows_are_predicted_from_the_labelled_ones(folder, tmp_path):
+    rows = frame().assign(mark=[i % 4 == 0 for i in range(101)])
+    mine = rows["machine"] == "m3"
+    rows.loc[mine & (np.arange(101) % 3 > 0), "wear"] = np.nan
+    rows.to_parquet(tmp_path / "new.parquet")
+    data = f"--data={tmp_path / 'new.parquet'}"
+    out = tmp_path / "p.csv"
+    code, text = adapt(folder, data, "--group-value=m3", f"--out={out}", "--model-seed=1")
+    assert code == 0, text
+    assert "adapted to 4 rows of m3, 8 predicted in" in text
+    found = pd.read_csv(out, index_col="row")
+    asked = rows[mine & rows["wear"].isna()]
+    assert list(found.index) == list(asked.index)
+    np.testing.assert_allclose(found["load, kN"], asked["load, kN"])
+
+    params = jax.tree.map(lambda leaf: leaf[1], lj.load(folder / "run"))
+    adapted = lj.adapt(params, rows[mine & rows["wear"].notna()])
+    expected = lj.predict(params, adapted, asked)
+    for index, name in enumerate(("wear", "heat")):
+        np.testing.assert_allclose(found[f"{name} predicted"], expected.mean[:, index], rtol=1e-4)
+        std = np.sqrt(expected.variance[:, index])
+        np.testing.assert_allclose(found[f"{name} std"], std, rtol=1e-3)
+
+    # a file that is there stays, unless it may be replaced
+    code, text = adapt(folder, data, "--group-value=m3", f"--out={out}")
+    assert code == 2
+    assert "must be a new file" in text
+    assert pd.read_csv(out, index_col="row").equals(found)
+    code, text = adapt(
+        folder, data, "--group-value=m3", f"--out={out}", "--overwrite", "--every-row"
+    )
+    assert code == 0, text
+    assert len(pd.read_csv(out)) == 12
+
+
+def test_support_is_a_number_or_a_column_and_the_rest_is_scored(folder, tmp_path):
+    rows = frame().assign(mark=[i % 4 == 0 for i in range(101)])
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    data = f"--data={tmp_path / 'new.csv'}"
+    out = tmp_path / "p.csv"
+    code, text = adapt(folder, data, "--group-value=m1", "--support=mark", f"--out={out}")
+    assert code == 0, text
+    assert "adapted to 3 rows of m1, 9 predicted in" in text
+    found = pd.read_csv(out)
+    error = np.sqrt(np.mean((found["wear predicted"] - found["wear"]) ** 2))
+    assert "on the 9 of them that are labelled" in text
+    assert f"wear {error:.4g}" in text
+    code, text = adapt(
+        folder, data, "--group-value=m0", "--support=5", f"--out={out}", "--overwrite"
+    )
+    assert code == 0, text
+    assert "adapted to 5 rows of m0, 6 predicted" in text
+    assert "left out, 1: rows in which one of load, kN, temp is missing" in text
+
+
+def test_saved_model_needs_the_column_of_the_groups(folder, tmp_path):
+    lj.save(lj.load(folder / "run"), tmp_path / "model")
+    model = f"--checkpoint={tmp_path / 'model'}"
+    args = ("--group-value=m1", "--support=5", f"--out={tmp_path / 'p.csv'}")
+    code, text = adapt(folder, model, *args)
+    assert code == 2
+    assert "--group must name the column of the groups" in text
+    code, text = adapt(folder, model, *args, "--group=machine")
+    assert code == 0, text
+
+
+def test_model_of_no_table_is_refused(folder, tmp_path):
+    points = lj.Points(np.zeros((3, 1)), np.zeros((3, 1)))
+    method = lj.Anil(lj.MLP((4,)))
+    lj.save(method.init(jax.random.key(0), points.x, points.y), tmp_path / "m")
+    out = f"--out={tmp_path / 'p.csv'}"
+    code, text = adapt(folder, f"--checkpoint={tmp_path / 'm'}", "--group-value=m1", out)
+    assert code == 2
+    assert "must be a model of a table" in text
+
+
+BAD = {
+    "value": (["--group-value=m77"], "column 'machine' never holds 'm77'; it holds m0, m1, "),
+    "values": (
+        ["--group-value=m1,m2"],
+        "--group-value must have a value for each of machine, got 2",
+    ),
+    "ending": (["--out=p.txt"], "--out must end in .csv, got p.txt"),
+    "nowhere": (["--out=none/p.csv"], "--out must be in a folder that is there"),
+    "seed": (["--seed=-1"], "--seed must be between 0"),
+    "model": (["--model-seed=2"], "--model-seed must be below 2"),
+    "many": (
+        ["--support=40"],
+        "--support must be from 1 to 12, the labelled rows of the group, got 40",
+    ),
+    "none": (["--support=0"], "--support must be from 1 to 12"),
+    "column": (["--support=mrak"], "--support names the column 'mrak'"),
+    "text": (["--support=machine"], "--support column 'machine' must hold numbers"),
+    "rest": ([], "must have a row to predict besides the 12 that the model adapts to"),
+    "data": (["--data=none.csv"], "which is not there"),
+    "checkpoint": (["--checkpoint=none"], "none"),
+    "groups": (["--group=machin"], "data names the column 'machin'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_adapted_is_said_plainly(name, folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args, message = BAD[name]
+    defaults = {"--group-value": "m1", "--out": str(tmp_path / "p.csv")}
+    given = {each.split("=")[0] for each in args}
+    more = [f"{option}={value}" for option, value in defaults.items() if option not in given]
+    code, text = adapt(folder, *args, *more)
+    assert code == 2
+    assert message in text
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_labels_that_are_marked_must_be_there(folder, tmp_path):
+    rows = frame().assign(mark=1, none=0)
+    rows.loc[[14, 15], "wear"] = np.nan
+    rows.to_csv(tmp_path / "new.csv", index=False)
+    data = f"--data={tmp_path / 'new.csv'}"
+    out = f"--out={tmp_path / 'p.csv'}"
+    for column, message in (("mark", "and marks row 14"), ("none", "must mark a row")):
+        code, text = adapt(folder, data, "--group-value=m1", f"--support={column}", out)
+        assert code == 2
+        assert message in text
+    rows.assign(row=0).to_csv(tmp_path / "new.csv", index=False)
+    code, text = adapt(folder, data, "--group-value=m1", out)
+    assert code == 2
+    assert "must not have a column 'row'" in text
+    rows.assign(wear=np.nan).to_csv(tmp_path / "new.csv", index=False)
+    code, text = adapt(folder, data, "--group-value=m1", out)
+    assert code == 2
+    assert "must have a labelled row to adapt to" in text

@@ -6,6 +6,7 @@ closed-form step: ``adapted = lavajax.adapt(params, (x, y))``.
 
 from lavajax.api import adapt as adapt
 from lavajax.api import predict as predict
+from lavajax.api import sample as sample
 from lavajax.checkpoint import load as load
 from lavajax.checkpoint import save as save
 from lavajax.evaluate import Evaluation as Evaluation

@@ -56,14 +56,51 @@ def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
         ValueError: the shape of x does not fit the model.
     """
     check_params(params)
-    if not isinstance(adapted, Adapted):
-        raise ValueError(f"adapted must be what adapt returned, got {type(adapted).__name__}")
+    _check_adapted(adapted)
     x = _check_x(params, x, "x")
     return _predict(params, adapted, x)
 
 
+def sample(params: MetaParams, adapted: Adapted, x: Any, key: Array, *, number: int = 1) -> Array:
+    """Draws functions from what a method believes of an adapted task.
+
+    Args:
+        params: the meta-parameters given to ``adapt``.
+        adapted: what ``adapt`` returned.
+        x: inputs ``[M, ...]``, M >= 0, NumPy or JAX. One draw is one function at all of them.
+        key: PRNG key.
+        number: how many functions.
+
+    Returns:
+        ``[number, M, k]``, without the noise of observations.
+
+    Raises:
+        ValueError: the method has no posterior of functions, ``number`` is below 1, or the shape of
+            x does not fit the model.
+    """
+    check_params(params)
+    _check_adapted(adapted)
+    if adapted.posterior is None or not hasattr(params.method, "sample"):
+        raise ValueError(
+            "params must be of a method with a posterior of functions, such as Alpaca() or Lava "
+            f"with noise, got {params.method!r}"
+        )
+    if number < 1:
+        raise ValueError(f"number must be at least 1, got {number}")
+    return _sample(params, adapted, _check_x(params, x, "x"), key, number)
+
+
 _adapt = jax.jit(lambda params, support, key: params.method.adapt(params, support, key=key))
 _predict = jax.jit(lambda params, adapted, x: params.method.predict(params, adapted, x))
+_sample = jax.jit(
+    lambda params, adapted, x, key, number: params.method.sample(params, adapted, x, key, number),
+    static_argnums=4,
+)
+
+
+def _check_adapted(adapted: Any) -> None:
+    if not isinstance(adapted, Adapted):
+        raise ValueError(f"adapted must be what adapt returned, got {type(adapted).__name__}")
 
 
 def check_params(params: Any) -> None:

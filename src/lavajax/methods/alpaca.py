@@ -15,17 +15,18 @@ from lavajax.methods.base import (
     bind_support,
     check_gaussian,
     check_parts,
-    density_loss,
     init_network,
     prior_of,
-    query_loss,
+    scalar,
 )
 from lavajax.methods.head import at_head
+from lavajax.methods.noise import learned_noise, noise_variance, outer_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
+from lavajax.posterior import Posterior
 from lavajax.subspace import Head, net_of
-from lavajax.types import Adapted, Array, MetaParams, Points, Prediction, Task
+from lavajax.types import Adapted, Array, MetaParams, Points, Prediction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,21 +93,21 @@ class Alpaca:
         dtype = jnp.result_type(float)
         diagonal = kernels.unconstrained(1 / math.sqrt(self.prior_precision), 0.0)
         params.learned["prior_factor"] = diagonal * jnp.eye(p, dtype=dtype)
-        if self.learn_noise:
-            params.learned["log_noise"] = jnp.full(k, math.log(self.noise), dtype)
+        params.learned.update(learned_noise(self, k))
         return params
 
     def adapt(self, params: MetaParams, support: Points, *, key: Array | None = None) -> Adapted:
         """The posterior of one task.
 
         Returns:
-            ``block``: K, ``[P, k]``. ``posterior``: the features C^T z of the support,
-            ``[N, P]``; 0 for padding.
+            ``block``: K, ``[P, k]``. ``posterior``: of C^-1 K, by the features C^T z of the
+            support, ``[N, P]``; 0 for padding.
         """
         del key  # deterministic
+        unit = scalar(1.0)
         if support.x.shape[0] == 0:
             prior = prior_of(self, params).block
-            return Adapted(prior, jnp.zeros((0, prior.shape[0]), prior.dtype))
+            return Adapted(prior, Posterior(jnp.zeros((0, prior.shape[0]), prior.dtype), unit))
         support, bound = bind_support(self, params, support)
         at = at_head(self.point_loss, support, bound)
         z = self._whiten(params, at.z)
@@ -116,33 +117,35 @@ class Alpaca:
         z = z * shrink
         move = precision.solve_kronecker_head(z, at.residual * shrink, 1.0, self.solver)
         move = jnp.matmul(self._factor(params), move, precision=lax.Precision.HIGHEST)
-        return Adapted(bound.prior - move, z)
+        return Adapted(bound.prior - move, Posterior(z, unit))
 
     def predict(
         self, params: MetaParams, adapted: Adapted, x: Array, *, mask: Array | None = None
     ) -> Prediction:
         """The predictive density at x ``[M, ...]``; see ``Method``."""
-        fixed = params.fixed["backbone"]
-        z = precision.lift(network.features(self.model, net_of(params), fixed, x, mask))
-        variance = precision.posterior_variance(
-            adapted.posterior, self._whiten(params, z), self.solver
-        )
-        noise = self.noise_variance(params)
+        z = self._features(params, x, mask)
+        variance = adapted.posterior.variance(self._whiten(params, z), self.solver)
+        noise = noise_variance(self, params)
         mean = z @ adapted.block
         return Prediction(mean, variance[:, None] * noise, jnp.broadcast_to(noise, mean.shape))
 
-    def loss(self, params: MetaParams, task: Task, key: Array | None) -> Array:
-        """The outer loss of one task; see ``outer``."""
-        return (density_loss if self.outer == "nll" else query_loss)(self, params, task, key)
+    def sample(
+        self, params: MetaParams, adapted: Adapted, x: Array, key: Array, number: int
+    ) -> Array:
+        """Functions drawn from the posterior, at x ``[M, ...]``: ``[number, M, k]``."""
+        z = self._features(params, x, None)
+        sigma = jnp.sqrt(noise_variance(self, params))
+        moves = adapted.posterior.draw(key, (number, sigma.shape[0]), self.solver)
+        at = self._whiten(params, z)
+        return z @ adapted.block + sigma * jnp.einsum("skp,mp->smk", moves, at)
 
+    loss = outer_loss
     memory = no_memory
     step = gradient_step
 
-    def noise_variance(self, params: MetaParams) -> Array:
-        """sigma^2 of every output, ``[k]``."""
-        if self.learn_noise:
-            return precision.lift(jnp.exp(2 * params["log_noise"]))
-        return jnp.full_like(precision.lift(params["head"][0]), self.noise**2)
+    def _features(self, params: MetaParams, x: Array, mask: Array | None) -> Array:
+        fixed = params.fixed["backbone"]
+        return precision.lift(network.features(self.model, net_of(params), fixed, x, mask))
 
     def _factor(self, params: MetaParams) -> Array:
         """C, ``[P, P]``."""

@@ -213,7 +213,7 @@ def inner_rate(method: RateMethod, params: MetaParams) -> Array | float:
 
 
 def regulariser(
-    params: MetaParams, name: str, fixed: float, floor: float, scale: Array
+    params: MetaParams, name: str, fixed: float, floor: float, scale: Array | float
 ) -> Array | float:
     """The learned leaf ``name``, a logarithm, as a regulariser above a floor; else ``fixed``.
 

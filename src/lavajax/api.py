@@ -37,7 +37,7 @@ def adapt(
             infinite or a label is out of range. Under ``jit`` such values propagate.
     """
     check_params(params)
-    return _adapt(params, _check_points(params, support), key)
+    return _adapt(params, check_points(params, support), key)
 
 
 def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
@@ -126,7 +126,12 @@ def _first_rank(method: Method, spec: PointSpec) -> int:
     return jax.tree.leaves(expected_params(method, spec).learned)[0].ndim
 
 
-def _check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Points:
+def check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Points:
+    """Requires points like those that the parameters were made for.
+
+    Raises:
+        ValueError: as ``adapt`` does.
+    """
     if isinstance(support, tuple) and len(support) == 2:
         support = Points(*support)
     if not isinstance(support, Points):

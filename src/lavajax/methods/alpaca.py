@@ -19,13 +19,14 @@ from lavajax.methods.base import (
     prior_of,
     scalar,
 )
-from lavajax.methods.head import at_head
+from lavajax.methods.head import AtHead, at_head
 from lavajax.methods.noise import learned_noise, noise_variance, outer_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
-from lavajax.posterior import Posterior
+from lavajax.posterior import DensePosterior, Posterior
 from lavajax.subspace import Head, net_of
+from lavajax.sums import Sums, solve_head, sums_of
 from lavajax.types import Adapted, Array, MetaParams, Points, Prediction
 
 
@@ -108,16 +109,23 @@ class Alpaca:
         if support.x.shape[0] == 0:
             prior = prior_of(self, params).block
             return Adapted(prior, Posterior(jnp.zeros((0, prior.shape[0]), prior.dtype), unit))
-        support, bound = bind_support(self, params, support)
-        at = at_head(self.point_loss, support, bound)
-        z = self._whiten(params, at.z)
-        # Noise raised by rounding alone, so that the system can always be factored.
-        rounding = 10 * jnp.finfo(z.dtype).eps * jnp.sum(z**2) / at.n
-        shrink = lax.rsqrt(1 + rounding)
+        z, at = self._at_head(params, support)
+        shrink = lax.rsqrt(_unit_with_rounding(jnp.sum(z**2), at.n))
         z = z * shrink
         move = precision.solve_kronecker_head(z, at.residual * shrink, 1.0, self.solver)
-        move = jnp.matmul(self._factor(params), move, precision=lax.Precision.HIGHEST)
-        return Adapted(bound.prior - move, Posterior(z, unit))
+        return Adapted(self._moved(params, -move), Posterior(z, unit))
+
+    def absorb(self, params: MetaParams, points: Points) -> Sums:
+        """The sums of some points ``[N]``, N >= 0, for adaptation as they arrive."""
+        z, at = self._at_head(params, points)
+        return sums_of(z, -at.residual, jnp.zeros_like(at.residual), at.weight)
+
+    def conclude(self, params: MetaParams, sums: Sums) -> Adapted:
+        """What ``adapt`` gives for all points of the sums."""
+        unit = _unit_with_rounding(jnp.trace(sums.features), sums.points)
+        move = solve_head(jnp.zeros_like(sums.curved), sums, unit, 0.0)
+        posterior = DensePosterior.of(sums.features / unit, scalar(1.0))
+        return Adapted(self._moved(params, move), posterior)
 
     def predict(
         self, params: MetaParams, adapted: Adapted, x: Array, *, mask: Array | None = None
@@ -143,6 +151,17 @@ class Alpaca:
     memory = no_memory
     step = gradient_step
 
+    def _at_head(self, params: MetaParams, support: Points) -> tuple[Array, AtHead]:
+        """The features C^T z of the support, and the support at its head."""
+        support, bound = bind_support(self, params, support)
+        at = at_head(self.point_loss, support, bound)
+        return self._whiten(params, at.z), at
+
+    def _moved(self, params: MetaParams, move: Array) -> Array:
+        """K0 + C move, ``[P, k]``."""
+        move = jnp.matmul(self._factor(params), move, precision=lax.Precision.HIGHEST)
+        return prior_of(self, params).block + move
+
     def _features(self, params: MetaParams, x: Array, mask: Array | None) -> Array:
         fixed = params.fixed["backbone"]
         return precision.lift(network.features(self.model, net_of(params), fixed, x, mask))
@@ -155,3 +174,8 @@ class Alpaca:
     def _whiten(self, params: MetaParams, z: Array) -> Array:
         """C^T z for every row, ``[N, P]``."""
         return jnp.matmul(z, self._factor(params), precision=lax.Precision.HIGHEST)
+
+
+def _unit_with_rounding(trace: Array, n: Array) -> Array:
+    """1, the prior's precision, raised by rounding alone, so that a system can be factored."""
+    return 1 + 10 * jnp.finfo(trace.dtype).eps * trace / n

@@ -26,13 +26,14 @@ from lavajax.methods.base import (
     regulariser,
     scalar,
 )
-from lavajax.methods.head import at_head
+from lavajax.methods.head import AtHead, at_head
 from lavajax.methods.noise import learned_noise, noise_variance, outer_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
-from lavajax.posterior import Posterior
+from lavajax.posterior import DensePosterior, Posterior
 from lavajax.subspace import Bound, Context, Full, Head, Subspace, bind, net_of
+from lavajax.sums import Sums, solve_head, sums_of
 from lavajax.types import Adapted, Array, MetaParams, Points, Prediction, PyTree
 
 
@@ -313,21 +314,54 @@ class Lava:
 
         converged, beta_i = 1/(c s_i); at the point's own MAP, omega_i = 1.
         """
-        head, (z, residual, weight, n) = bound.prior, at_head(self.point_loss, support, bound)
-        c = constant_curvature(self.point_loss, head.shape[1])
-        cs = c * jnp.sum(z**2, axis=-1)
-        epsilon = self._epsilon(params, jnp.sum(cs) / n, n)
+        at = at_head(self.point_loss, support, bound)
+        c = constant_curvature(self.point_loss, bound.prior.shape[1])
+        epsilon = self._epsilon(params, c * at.scale, at.n)
+        curved, plain = self._head_steps(params, at)
+        targets, ridge = curved + epsilon / c * plain, at.n * epsilon
+        move = precision.solve_kronecker_head(at.z, targets, ridge / c, self._route)
+        return self._with_posterior(params, bound.prior + move, math.sqrt(c) * at.z, ridge)
+
+    def _head_steps(self, params: MetaParams, at: AtHead) -> tuple[Array, Array]:
+        """(s_i, t_i), both ``[N, k]``, with d_i = z_i t_i and z_i z_i^T d_i = z_i s_i.
+
+        At a point's own MAP, where H_i d_i + eps d_i = -c z_i R_i whatever eps, (-R_i, 0).
+        """
+        c = constant_curvature(self.point_loss, at.residual.shape[1])
+        s = jnp.sum(at.z**2, axis=-1)
         if self.inner_steps == "map":
-            omega = jnp.ones_like(cs)
-        elif self.inner_steps == "converged":
-            omega = 1 + epsilon / jnp.where(weight > 0, cs, 1.0)
-        else:
-            rate = inner_rate(self, params)
-            omega = rate * _geometric(1 - rate * cs, self._count_steps) * (cs + epsilon)
-        targets = omega[:, None] * residual
-        ridge = n * epsilon
-        block = head - precision.solve_kronecker_head(z, targets, ridge / c, self._route)
-        return self._with_posterior(params, block, math.sqrt(c) * z, ridge)
+            return -at.residual, jnp.zeros_like(at.residual)
+        if self.inner_steps == "converged":
+            return -at.residual, -at.residual / jnp.where(at.weight > 0, s, 1.0)[:, None]
+        rate = inner_rate(self, params)
+        plain = -c * rate * _geometric(1 - rate * c * s, self._count_steps)[:, None] * at.residual
+        return s[:, None] * plain, plain
+
+    def absorb(self, params: MetaParams, points: Points) -> Sums:
+        """The sums of some points ``[N]``, N >= 0, for adaptation as they arrive.
+
+        Raises:
+            ValueError: the setting has no closed form in a head.
+        """
+        if not self._has_closed_form:
+            raise ValueError(
+                "params must be of Lava with a head in closed form to adapt by sums over points, "
+                f"got {self!r}"
+            )
+        points, bound = bind_support(self, params, points)
+        at = at_head(self.point_loss, points, bound)
+        return sums_of(at.z, *self._head_steps(params, at), at.weight)
+
+    def conclude(self, params: MetaParams, sums: Sums) -> Adapted:
+        """What ``adapt`` gives for all points of the sums."""
+        prior = prior_of(self, params).block
+        c, n = constant_curvature(self.point_loss, prior.shape[1]), sums.points
+        epsilon = self._epsilon(params, c * jnp.trace(sums.features) / n, n)
+        ridge = n * epsilon / c
+        block = solve_head(prior, sums, ridge, epsilon / c)
+        if self.noise is None:
+            return Adapted(block)
+        return Adapted(block, DensePosterior.of(sums.features / ridge, 1 / ridge))
 
     def _adapt_general(self, params: MetaParams, support: Points, bound: Bound) -> Adapted:
         """Any block and any loss: steps and curvatures by differentiation, point by point."""
@@ -475,6 +509,20 @@ def lava_converged(**settings: Any) -> Lava:
         **settings: any other field of ``Lava``.
     """
     return Lava(**{"inner_steps": "converged", "learn_epsilon": True, **settings})
+
+
+def lava_bayesian(**settings: Any) -> Lava:
+    """The setting of ``Lava`` that we recommend for error bars: the posterior, by its likelihood.
+
+    Bayesian linear regression in a head, with learned noise and a learned prior variance; training
+    by the density of the query often lowers the error of the mean too.
+
+    Args:
+        **settings: any other field of ``Lava``.
+    """
+    bayesian = {"inner_steps": "map", "prior_correction": True, "noise": 0.1, "outer": "nll"}
+    learned = {"learn_epsilon": True, "learn_noise": True, "epsilon_floor": 1e-6}
+    return Lava(**{**bayesian, **learned, **settings})
 
 
 def _geometric(ratio: Array, terms: int) -> Array:

@@ -12,6 +12,7 @@ from lavajax.checkpoint import save as save
 from lavajax.evaluate import Evaluation as Evaluation
 from lavajax.evaluate import evaluate as evaluate
 from lavajax.evaluate import score as score
+from lavajax.export import export as export
 from lavajax.losses import CrossEntropy as CrossEntropy
 from lavajax.losses import Loss as Loss
 from lavajax.losses import SquaredError as SquaredError

@@ -110,7 +110,7 @@ class PointLosses:
 
     def loss_factors(self, f: Array) -> Array:
         """S ``[N, k, r]``, with S_i S_i^T the curvature of the loss in the outputs ``[N, k]``."""
-        return jax.vmap(self.loss.factor)(f)
+        return jax.vmap(self.loss.factor)(f, self.targets)
 
     def factors(self, f: Array, jacobian: Rows) -> PyTree:
         """A with leaves ``[N, r, ...]``: the Gauss-Newton matrices are H_i = A_i^T A_i.

@@ -63,7 +63,7 @@ class Job:
 
     @property
     def work(self) -> Work:
-        """``chosen``, ``validation``; of each seed ``mse``, ``median``, ``DENSITIES``, ``curve``."""
+        """``chosen``, ``validation``; by seed ``mse``, ``median``, ``curve``, ``DENSITIES``."""
         full = isinstance(getattr(self.row.method, "subspace", None), lavajax.Full)
         per_step, compiling = 3e-3 if full else 1.2e-3, 8.0
         protocol, candidates = self.protocol, len(self.row.candidates(self.protocol))

@@ -23,6 +23,9 @@ from lavajax.config import to_json
 from protocols import Protocol, Row
 from works import Folders, Work
 
+DENSITIES = ("nll", "crps", "sharpness", "coverage", "coverage_90", "coverage_50")
+"""What a cell has of methods with error bars, beside the error."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -60,7 +63,7 @@ class Job:
 
     @property
     def work(self) -> Work:
-        """``chosen``, ``validation``, and of each seed ``mse``, ``median``, ``nll``, ``curve``."""
+        """``chosen``, ``validation``; by seed ``mse``, ``median``, ``curve``, ``DENSITIES``."""
         full = isinstance(getattr(self.row.method, "subspace", None), lavajax.Full)
         per_step, compiling = 3e-3 if full else 1.2e-3, 8.0
         protocol, candidates = self.protocol, len(self.row.candidates(self.protocol))
@@ -231,10 +234,13 @@ def _run(
     return {
         "mse": found.mean,
         "median": found.median,
-        "nll": None if found.nll is None else float(np.mean(found.nll)),
-        "coverage": None if found.coverage is None else float(np.mean(found.coverage)),
+        **{name: _mean(getattr(found, name)) for name in DENSITIES},
         "curve": curve,
     }
+
+
+def _mean(values: np.ndarray | None) -> float | None:
+    return None if values is None else float(np.mean(values))
 
 
 def _measure(job: Job, folders: Folders) -> dict[str, Any]:

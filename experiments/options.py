@@ -41,6 +41,7 @@ TASKS: dict[str, Any] = {
 METHODS: dict[str, Any] = {
     "lava": lavajax.Lava(),
     "lava-converged": lavajax.lava_converged(),
+    "lava-bayesian": lavajax.lava_bayesian(),
     "anil": lavajax.Anil(),
     "maml": lavajax.Maml(),
     "cavia": lavajax.Cavia(),

@@ -283,9 +283,14 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
             **{name: value.tolist() for name, value in progress.metrics.items()},
             f"test_{scores[0].metric}": test[0] if seeds is None else test,
         }
-        folder.add_metrics(row)
         if board is not None:
             board.add(row)
+        if progress.skipped:
+            row["skipped"] = [list(each) for each in progress.skipped]
+            step, *_, index = progress.skipped[0]
+            count = f"{len(progress.skipped)} tasks whose loss or gradient is not finite"
+            _say(console, f"left out: {count}; the first is task {index} of step {step}", "yellow")
+        folder.add_metrics(row)
         reporter.show(progress, scores[0].metric, float(np.mean(test)))
         stopped_by = stop.number
         due = time.monotonic() - saved_at >= run.checkpoint_seconds

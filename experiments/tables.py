@@ -124,19 +124,25 @@ class Table:
         return self._show("chosen", show)
 
     def show_densities(self) -> str:
-        """Negative log-likelihood and coverage of the methods with error bars."""
+        """Negative log-likelihood, CRPS, and coverage, of the methods with error bars."""
 
         def show(row: Row, column: str) -> str:
             seeds = self.found.get((row.name, column), {}).get("seeds", [])
             known = [s for s in seeds if s.get("coverage") is not None]
-            nll = [s["nll"] for s in known if s["nll"] is not None]
-            parts = [f"{np.mean(nll):.3g}"] if nll else []
-            parts += [f"{100 * np.mean([s['coverage'] for s in known]):.1f}%"] if known else []
+
+            def mean(name: str, unit: float = 1.0) -> list[str]:
+                values = [s[name] for s in known if s.get(name) is not None]
+                return [f"{unit * np.mean(values):.3g}"] if values else []
+
+            parts = mean("nll") + mean("crps")
+            levels = ("coverage_50", "coverage_90", "coverage")
+            parts += [" / ".join(each for name in levels for each in mean(name, 100))]
+            parts = [part for part in parts if part]
             lost = len(seeds) - len(known)
             parts += [f"{lost} of {len(seeds)} seeds diverged"] if known and lost else []
             return ", ".join(parts)
 
-        return self._show("NLL, 95% coverage", show)
+        return self._show("NLL, CRPS, % inside 50 / 90 / 95% intervals", show)
 
     def _show(
         self,

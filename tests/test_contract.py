@@ -76,6 +76,12 @@ REGRESSION = {
     "alpaca": lavajax.Alpaca(model=RELU),
     "alpaca, noise": lavajax.Alpaca(model=RELU, noise=0.5, learn_noise=True, solver="primal"),
     "alpaca, mse": lavajax.Alpaca(model=RELU, outer="mse"),
+    "lava, error bars": lavajax.Lava(
+        model=RELU, inner_steps="map", prior_correction=True, noise=0.5, outer="nll"
+    ),
+    "lava context, error bars": lavajax.Lava(
+        model=RELU, subspace=CONTEXT, prior_correction=True, noise=0.5
+    ),
     "ridge, towards zero": lavajax.Ridge(model=RELU, centre=False),
 }
 CLASSIFICATION = {
@@ -96,6 +102,7 @@ PROBABILISTIC: set[str] = {
     *("bmaml", "bmaml, context", "bmaml full", "bmaml, labels"),
     *("cnp", "attentive cnp", "tnp"),
     *("alpaca", "alpaca, noise", "alpaca, mse"),
+    *("lava, error bars", "lava context, error bars"),
     *("dkt", "dkt, linear", "dkt, spectral"),
 }
 CHANGES_FIXED: set[str] = {"vfml", "vfml head", "vfml storm"}

@@ -11,6 +11,7 @@ SMOOTH = lj.MLP(hidden=(4,), activation="tanh")  # no kinks
 CURVED = lj.MLP(hidden=(4,), activation="tanh", linear_features=False)
 HEAD, CONTEXT, FULL = lj.Head(), lj.Context(2), lj.Full()
 CLASSES = lj.CrossEntropy(3)
+BARS = {"prior_correction": True, "noise": 0.4, "learn_noise": True, "outer": "nll"}
 
 
 def lava(subspace=HEAD, steps=1, **settings):
@@ -41,6 +42,8 @@ SETTINGS = {
     "head-flat": lava(steps=2, curvature="flat", learn_epsilon=False),
     "head-classes": lava(steps=2, point_loss=CLASSES),
     "head-classes-hessian": lava(curvature="hessian", point_loss=CLASSES),
+    "head-bars": lava(steps="map", **BARS),
+    "context-bars": lava(CONTEXT, **BARS),
     "context-1": lava(CONTEXT),
     "context-3-prior": lava(CONTEXT, 3, curvature_at="prior"),
     "context-converged": lava(lj.Context(3), "converged"),

@@ -4,15 +4,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 import lavajax as lj
-from helpers import assert_close
+from helpers import RELU, assert_close, assert_finite, make_params, make_points
 
 F = jnp.array([0.3, -1.2, 0.8])
 Y = jnp.array([0.1, 0.4, -0.5])
 LOSSES = {
     "mean": (lj.SquaredError(), Y),
     "sum": (lj.SquaredError("sum"), Y),
+    "huber": (lj.Huber(1.4), Y),  # two outputs within delta of their target, one beyond
+    "huber, sum": (lj.Huber(0.9, "sum"), Y),
     "classes": (lj.CrossEntropy(3), jnp.int32(2)),
 }
 EVERY = pytest.mark.parametrize("name", LOSSES)
@@ -24,13 +27,74 @@ def test_factor_is_a_root_of_the_hessian(x64, name):
     loss, y = LOSSES[name]
     f = F.astype(float)
     hessian = jax.hessian(loss.value)(f, y)
-    s = loss.factor(f)
+    s = loss.factor(f, y)
     assert_close(s @ s.T, hessian, 1e-12)
     c = loss.constant_curvature(3)
-    if name == "classes":
+    if name not in ("mean", "sum"):
         assert c is None
     else:
         assert_close(c * np.eye(3), hessian, 1e-12)
+
+
+def test_the_curvature_of_a_density_is_the_fisher_information(x64):
+    """The Hessian's mean over targets that follow the prediction, of which it is quadratic."""
+    loss = lj.GaussianNll(min_std=0.5)
+    f = jnp.array([0.3, -1.2, 0.4, -2.0])
+    mean, std = loss.mean(f), jnp.sqrt(loss.noise(f))
+    signs = jnp.array([[1, 1], [1, -1], [-1, 1], [-1, -1]])
+    hessians = jax.vmap(lambda sign: jax.hessian(loss.value)(f, mean + sign * std))(signs)
+    s = loss.factor(f, mean)
+    assert_close(s @ s.T, hessians.mean(axis=0), 1e-12)
+    assert loss.constant_curvature(4) is None
+
+
+def test_hubers_loss_is_quadratic_then_linear():
+    loss = lj.Huber(delta=0.5)
+    at = jnp.array([0.0, 0.3, 0.5, 0.500001, 2.0, -2.0])[:, None]
+    values = jax.vmap(loss.value)(at, jnp.zeros_like(at))
+    np.testing.assert_allclose(values, [0, 0.09, 0.25, 0.25, 1.75, 1.75], rtol=1e-5, atol=1e-6)
+    slopes = jax.vmap(jax.grad(loss.value))(at, jnp.zeros_like(at))[:, 0]
+    np.testing.assert_allclose(slopes, [0, 0.6, 1, 1, 1, -1], rtol=1e-5)
+    assert_close(loss.metric(at[4], jnp.zeros(1)), 4.0, 1e-6)
+    assert_close(lj.Huber(1e6).value(F, Y), lj.SquaredError().value(F, Y), 1e-6)
+
+
+def test_a_predicted_density_against_scipy():
+    loss = lj.GaussianNll(min_std=0.1)
+    f, y = jnp.array([0.3, -1.2, 0.4, -2.0]), jnp.array([0.1, 0.4])
+    variance = np.exp([0.4, -2.0]) + 0.01
+    np.testing.assert_allclose(loss.noise(f), variance, rtol=1e-6)
+    expected = -norm.logpdf(y, f[:2], np.sqrt(variance)).mean() - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(loss.value(f, y), expected, rtol=1e-5)
+    np.testing.assert_array_equal(loss.mean(f), f[:2])
+
+
+@pytest.mark.parametrize("subspace", [lj.Head(), lj.Context(3), lj.Full()])
+def test_a_method_adapts_both_mean_and_noise(subspace):
+    """Its predictions carry the noise; far targets leave every gradient finite."""
+    support = make_points(5, 2)
+    params = make_params(lj.Lava(RELU, lj.GaussianNll(), subspace), support)
+    assert params["head"].shape[1] == 4
+    prediction = lj.predict(params, lj.adapt(params, support), support.x)
+    assert prediction.mean.shape == prediction.noise.shape == (5, 2)
+    assert prediction.epistemic is None
+    far = lj.Task(support, lj.Points(support.x, 1e3 * support.y))
+    gradient = jax.grad(
+        lambda learned: params.method.loss(params.replace_learned(learned), far, None)
+    )(params.learned)
+    assert_finite(gradient)
+
+
+def test_an_outlier_moves_the_estimate_by_no_more_than_its_distance_to_delta():
+    """Under squared error it moves it as far as it lies."""
+    support = make_points(6, 1)
+    far = lj.Points(support.x, support.y.at[2].add(1e4))
+
+    def moved(loss):
+        params = make_params(lj.Lava(RELU, loss), support)
+        return np.abs(lj.adapt(params, far).block - lj.adapt(params, support).block).max()
+
+    assert moved(lj.Huber(1.0)) < 2 < 100 < moved(lj.SquaredError())
 
 
 def test_values_and_metrics_against_numpy():
@@ -57,7 +121,7 @@ def test_cross_entropy_of_extreme_logits_is_finite_with_its_gradients():
     """Also of the factor, where a probability underflows to 0."""
     loss, f = lj.CrossEntropy(3), jnp.array([300.0, 0.0, -300.0])
     assert float(loss.value(f, jnp.int32(2))) == 600
-    for tree in (loss.factor(f), jax.jacobian(loss.factor)(f), jax.grad(loss.value)(f, 2)):
+    for tree in (loss.factor(f, 2), jax.jacobian(loss.factor)(f, 2), jax.grad(loss.value)(f, 2)):
         assert np.all(np.isfinite(tree))
 
 

@@ -238,7 +238,7 @@ def test_a_choice_that_diverges_in_training_gives_way_to_the_next(paper, tmp_pat
 class _Score:
     """An evaluation by its mean."""
 
-    nll = coverage = None
+    nll = crps = sharpness = coverage = coverage_90 = coverage_50 = None
 
     def __init__(self, mean):
         self.mean = self.median = mean

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.stats import norm
 
 import lavajax
 from lavajax.evaluate import task_keys
@@ -330,9 +331,15 @@ def test_evaluation_gives_likelihood_and_coverage_of_predicted_variances():
         squares = (np.float64(task.query.y) - mean) ** 2 / variance
         nll = 0.5 * (squares + np.log(2 * np.pi * variance))
         np.testing.assert_allclose(found.nll[index], np.mean(nll), rtol=1e-3)
-        np.testing.assert_allclose(
-            found.coverage[index], np.mean(squares <= 1.959964**2), rtol=1e-6
-        )
+        for name, width in (("coverage", 1.959964), ("coverage_90", 1.644854)):
+            inside = np.mean(squares <= width**2)
+            np.testing.assert_allclose(getattr(found, name)[index], inside, rtol=1e-6)
+        np.testing.assert_allclose(found.sharpness[index], np.sqrt(variance).mean(), rtol=1e-5)
+        y, std = np.float64(task.query.y)[:, 0], np.sqrt(variance)[:, 0]
+        t = np.linspace(-30, 30, 40_001)[:, None]
+        steps = (norm.cdf(t, mean[:, 0], std) - (t >= y)) ** 2
+        integral = np.trapezoid(steps, t, axis=0).mean()
+        np.testing.assert_allclose(found.crps[index], integral, rtol=5e-3)
     plain = lavajax.train(METHOD, TASKS, steps=1, meta_batch=2).params
     assert lavajax.evaluate(plain, TASKS, num_tasks=4).nll is None
     with pytest.raises(ValueError, match=r"targets \(1,\), got \(2,\) and \(1,\)"):

@@ -25,7 +25,7 @@ class Hinge:
     def value(self, outputs, y):
         return 0.0
 
-    def factor(self, outputs):
+    def factor(self, outputs, y):
         return 0.0
 
     def constant_curvature(self, k):
@@ -264,6 +264,8 @@ EXAMPLES = {
     "Context": lavajax.Context(9, "zeros_learned"),
     "Full": lavajax.Full(),
     "SquaredError": lavajax.SquaredError("sum"),
+    "Huber": lavajax.Huber(0.3, "sum"),
+    "GaussianNll": lavajax.GaussianNll(min_std=0.2),
     "CrossEntropy": lavajax.CrossEntropy(4),
     "Sine": lavajax.Sine(shots=2, phase=(-math.pi, math.pi)),
     "FitzHughNagumo": lavajax.FitzHughNagumo(shots=3, c=(0.5, 0.1 + 0.9)),

@@ -170,7 +170,7 @@ class Slope:
     def metric(self, mean, y):
         return self.value(mean, y)
 
-    def factor(self, outputs):
+    def factor(self, outputs, y):
         return jnp.zeros((outputs.shape[-1], 1), outputs.dtype)
 
     def constant_curvature(self, k):

@@ -6,12 +6,16 @@ closed-form step: ``adapted = lavajax.adapt(params, (x, y))``.
 
 from lavajax.api import adapt as adapt
 from lavajax.api import predict as predict
+from lavajax.api import sample as sample
 from lavajax.checkpoint import load as load
 from lavajax.checkpoint import save as save
 from lavajax.evaluate import Evaluation as Evaluation
 from lavajax.evaluate import evaluate as evaluate
 from lavajax.evaluate import score as score
+from lavajax.export import export as export
 from lavajax.losses import CrossEntropy as CrossEntropy
+from lavajax.losses import GaussianNll as GaussianNll
+from lavajax.losses import Huber as Huber
 from lavajax.losses import Loss as Loss
 from lavajax.losses import SquaredError as SquaredError
 from lavajax.methods.alpaca import Alpaca as Alpaca
@@ -27,6 +31,7 @@ from lavajax.methods.imaml import IMaml as IMaml
 from lavajax.methods.imaml import IMamlDiagnostics as IMamlDiagnostics
 from lavajax.methods.lava import Lava as Lava
 from lavajax.methods.lava import LavaDiagnostics as LavaDiagnostics
+from lavajax.methods.lava import lava_bayesian as lava_bayesian
 from lavajax.methods.lava import lava_converged as lava_converged
 from lavajax.methods.llama import Llama as Llama
 from lavajax.methods.maml import Maml as Maml
@@ -44,12 +49,16 @@ from lavajax.models.base import Model as Model
 from lavajax.models.flax import NNX as NNX
 from lavajax.models.flax import Linen as Linen
 from lavajax.models.mlp import MLP as MLP
+from lavajax.online import estimate as estimate
+from lavajax.online import online as online
+from lavajax.online import update as update
 from lavajax.outer import Expectation as Expectation
 from lavajax.outer import gradient_step as gradient_step
 from lavajax.subspace import Context as Context
 from lavajax.subspace import Full as Full
 from lavajax.subspace import Head as Head
 from lavajax.subspace import Subspace as Subspace
+from lavajax.sums import Sums as Sums
 from lavajax.tasks.air_quality import AirQuality as AirQuality
 from lavajax.tasks.base import TaskSource as TaskSource
 from lavajax.tasks.cartpole import Cartpole as Cartpole

@@ -41,7 +41,7 @@ def adapt(
             ``jit`` such values propagate.
     """
     check_params(params)
-    return _adapt(params.standardised, _check_points(params, support), key)
+    return _adapt(params.standardised, check_points(params, support), key)
 
 
 def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
@@ -62,16 +62,55 @@ def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
             but numbers.
     """
     check_params(params)
-    if not isinstance(adapted, Adapted):
-        raise ValueError(f"adapted must be what adapt returned, got {type(adapted).__name__}")
+    _check_adapted(adapted)
     x = _check_x(params, x, "x")
     prediction = _predict(params.standardised, adapted, x)
     return prediction if params.units is None else params.units.restore_prediction(prediction)
 
 
+def sample(params: MetaParams, adapted: Adapted, x: Any, key: Array, *, number: int = 1) -> Array:
+    """Draws functions from what a method believes of an adapted task.
+
+    Args:
+        params: the meta-parameters given to ``adapt``.
+        adapted: what ``adapt`` returned.
+        x: inputs as for ``predict``, M >= 0 of them. One draw is one function at all of them.
+        key: PRNG key.
+        number: how many functions.
+
+    Returns:
+        ``[number, M, k]`` in the units of the targets, without the noise of observations.
+
+    Raises:
+        ValueError: the method has no posterior of functions, ``number`` is below 1, or the shape of
+            x does not fit the model.
+    """
+    check_params(params)
+    _check_adapted(adapted)
+    if adapted.posterior is None or not hasattr(params.method, "sample"):
+        raise ValueError(
+            "params must be of a method with a posterior of functions, such as Alpaca() or Lava "
+            f"with noise, got {params.method!r}"
+        )
+    if number < 1:
+        raise ValueError(f"number must be at least 1, got {number}")
+    x = _check_x(params, x, "x")
+    drawn = _sample(params.standardised, adapted, x, key, number)
+    return drawn if params.units is None else params.units.y.restore(drawn)
+
+
 # Without units, which are no concern of the compiled functions: one for all data of a shape.
 _adapt = jax.jit(lambda params, support, key: params.method.adapt(params, support, key=key))
 _predict = jax.jit(lambda params, adapted, x: params.method.predict(params, adapted, x))
+_sample = jax.jit(
+    lambda params, adapted, x, key, number: params.method.sample(params, adapted, x, key, number),
+    static_argnums=4,
+)
+
+
+def _check_adapted(adapted: Any) -> None:
+    if not isinstance(adapted, Adapted):
+        raise ValueError(f"adapted must be what adapt returned, got {type(adapted).__name__}")
 
 
 def check_params(params: Any) -> None:
@@ -97,7 +136,12 @@ def _first_rank(method: Method, spec: PointSpec) -> int:
     return jax.tree.leaves(expected_params(method, spec).learned)[0].ndim
 
 
-def _check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Points:
+def check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Points:
+    """Requires points like those that the parameters were made for.
+
+    Raises:
+        ValueError: as ``adapt`` does.
+    """
     if isinstance(support, tuple) and len(support) == 2:
         support = Points(*support)
     elif frame.is_table(support) and params.units is not None and params.units.x.names is not None:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from lavajax.losses import CrossEntropy, SquaredError
+from lavajax.losses import CrossEntropy, GaussianNll, Huber, SquaredError
 from lavajax.methods.alpaca import Alpaca
 from lavajax.methods.anil import Anil
 from lavajax.methods.attentive_cnp import AttentiveCnp
@@ -53,7 +53,7 @@ CLASSES: dict[str, Any] = {
         *(Cnp, AttentiveCnp, Tnp),
         *(Ridge, Alpaca, Dkt, IMaml),
         *(MLP, Head, Context, Full),
-        *(SquaredError, CrossEntropy),
+        *(SquaredError, Huber, GaussianNll, CrossEntropy),
         *(Sine, FitzHughNagumo, MassSpring, Pendulum, VanDerPol, Cartpole),
         *(AirQuality, NoisyLabels, FixedTasks, VaryingShots),
         *(Table, Units, Columns),

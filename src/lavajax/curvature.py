@@ -47,10 +47,7 @@ class PointLosses:
     @staticmethod
     def of(loss: Loss, support: Points, bound: Bound) -> PointLosses:
         """The losses of a support whose padding has been made harmless."""
-
-        def outputs(block: PyTree, point: Array) -> Array:
-            return bound.apply(block, point[None], None)[0]
-
+        outputs = point_outputs(bound)
         like = jax.eval_shape(outputs, bound.prior, bound.inputs[0])
         return PointLosses(
             loss,
@@ -78,16 +75,7 @@ class PointLosses:
 
         Reverse mode: k passes back for each point.
         """
-
-        def at_point(theta: PyTree, point: Array, weight: Array) -> tuple[Array, PyTree]:
-            f, pull = jax.vjp(lambda t: self.outputs(t, point), theta)
-            (rows,) = jax.vmap(pull)(weight * jnp.eye(f.shape[0], dtype=f.dtype))
-            return f, rows
-
-        f, rows = jax.vmap(at_point, in_axes=(0 if fan else None, 0, 0))(
-            theta, self.inputs, self.weight
-        )
-        return f, Rows(rows)
+        return jacobian(self.outputs, theta, self.inputs, self.weight, fan=fan)
 
     def gradient_coefficients(self, f: Array, rate: Array | float) -> Array:
         """a ``[N, k]`` of one gradient step, d_i = J_i^T a_i: a_i = -rate dl/df."""
@@ -122,7 +110,7 @@ class PointLosses:
 
     def loss_factors(self, f: Array) -> Array:
         """S ``[N, k, r]``, with S_i S_i^T the curvature of the loss in the outputs ``[N, k]``."""
-        return jax.vmap(self.loss.factor)(f)
+        return jax.vmap(self.loss.factor)(f, self.targets)
 
     def factors(self, f: Array, jacobian: Rows) -> PyTree:
         """A with leaves ``[N, r, ...]``: the Gauss-Newton matrices are H_i = A_i^T A_i.
@@ -155,3 +143,40 @@ class PointLosses:
     def mean_scale(self, traces: Array) -> Array:
         """mean_i tr(H_i) / k over real points, given ``[N]`` traces; at least 0."""
         return jnp.maximum(jnp.sum(traces), 0.0) / (self.count * self.out_dim)
+
+
+def point_outputs(bound: Bound) -> Callable[[PyTree, Array], Array]:
+    """``(block, input) -> [k]`` at one point, of a backbone that does not couple them."""
+
+    def outputs(block: PyTree, point: Array) -> Array:
+        return bound.apply(block, point[None], None)[0]
+
+    return outputs
+
+
+def jacobian(
+    outputs: Callable[[PyTree, Array], Array],
+    theta: PyTree,
+    inputs: Array,
+    weight: Array,
+    *,
+    fan: bool,
+) -> tuple[Array, Rows]:
+    """Outputs ``[N, k]`` and their Jacobian, with k passes back for each point.
+
+    Args:
+        outputs: ``(block, input) -> [k]`` at one point.
+        theta: the block, or, with ``fan``, one for each point.
+        inputs: ``[N, ...]``.
+        weight: ``[N]``, by which rows of the Jacobian are multiplied: 0 for padding.
+        fan: see ``theta``.
+    """
+
+    def at_point(theta: PyTree, point: Array, weight: Array) -> tuple[Array, PyTree]:
+        f, pull = jax.vjp(lambda t: outputs(t, point), theta)
+        (rows,) = jax.vmap(pull)(weight * jnp.eye(f.shape[0], dtype=f.dtype))
+        return f, rows
+
+    axes = (0 if fan else None, 0, 0)
+    f, rows = jax.vmap(at_point, in_axes=axes)(theta, inputs, weight)
+    return f, Rows(rows)

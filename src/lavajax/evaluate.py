@@ -30,14 +30,23 @@ class Evaluation:
         nll: the negative log density of the query targets under a Gaussian with the predicted mean
             and variance (epistemic and noise together), in nats, averaged over points and outputs,
             ``[tasks]``; None for methods that do not predict the noise of observations.
+        crps: its continuous ranked probability score, likewise, in units of the targets: lower is
+            better, for wide and for wrong densities alike.
+        sharpness: its mean standard deviation, likewise.
         coverage: the share of query targets, of all outputs, inside the central 95% interval of
             that Gaussian, ``[tasks]``; None for methods without error bars, and for classes.
+        coverage_90: likewise, for 90%.
+        coverage_50: likewise, for 50%.
     """
 
     metric: str
     values: np.ndarray
     nll: np.ndarray | None = None
+    crps: np.ndarray | None = None
+    sharpness: np.ndarray | None = None
     coverage: np.ndarray | None = None
+    coverage_90: np.ndarray | None = None
+    coverage_50: np.ndarray | None = None
 
     @property
     def mean(self) -> float:
@@ -172,20 +181,25 @@ def task_scores(params: MetaParams, task: Task, key: Array | None = None) -> dic
     """The scores of the query of one task after adapting to its support.
 
     Returns:
-        Scalars: ``values``, the metric, and, where they are known, ``nll`` and ``coverage``, as in
-        ``Evaluation``.
+        Scalars: ``values``, the metric, and, where they are known, the others of ``Evaluation``.
     """
     method = params.method
     query = points.sanitise(task.query)
     adapted = method.adapt(params, task.support, key=key)
     prediction = method.predict(params, adapted, query.x, mask=query.mask)
     scores = {"values": points.mean_metric(method.point_loss, prediction.mean, query)}
+
+    def add(name: str, values: Array) -> None:
+        """The mean over points and outputs of values ``[M, k]``."""
+        scores[name] = points.average(jnp.mean(values, axis=-1), query)
+
     variance = prediction.variance
     y = method.point_loss.cast(query.y, prediction.mean.dtype)
     if variance is not None and jnp.issubdtype(y.dtype, jnp.floating):
-        inside = gaussian.inside_interval(prediction.mean, variance, y)
-        scores["coverage"] = points.average(jnp.mean(inside, axis=-1), query)
+        for name, level in (("coverage", 0.95), ("coverage_90", 0.9), ("coverage_50", 0.5)):
+            add(name, gaussian.inside_interval(prediction.mean, variance, y, level))
         if prediction.noise is not None:
-            density = gaussian.negative_log_density(prediction.mean, variance, y)
-            scores["nll"] = points.average(jnp.mean(density, axis=-1), query)
+            add("nll", gaussian.negative_log_density(prediction.mean, variance, y))
+            add("crps", gaussian.crps(prediction.mean, variance, y))
+            add("sharpness", jnp.sqrt(variance))
     return scores

@@ -34,6 +34,23 @@ def inside_interval(mean: Array, variance: Array, y: Array, probability: float =
     return (jnp.abs(y - mean) <= half).astype(mean.dtype)
 
 
+def crps(mean: Array, variance: Array, y: Array) -> Array:
+    r"""Continuous ranked probability score of N(mean, variance) at y, elementwise.
+
+    sigma [ z (2 Phi(z) - 1) + 2 phi(z) - 1/sqrt(pi) ], z = (y - mean)/sigma, in the units of the
+    targets: the absolute error of a density without width (Gneiting and Raftery 2007, section 4.2).
+
+    Args:
+        mean: predicted means.
+        variance: predicted variances, above 0.
+        y: targets.
+    """
+    std = jnp.sqrt(variance)
+    z = (y - mean) / std
+    normal = jax.scipy.stats.norm
+    return std * (z * (2 * normal.cdf(z) - 1) + 2 * normal.pdf(z) - 1 / math.sqrt(math.pi))
+
+
 def kl_divergence(mean_q: Array, log_std_q: Array, mean_p: Array, log_std_p: Array) -> Array:
     """KL(q || p) of two normal densities, elementwise, in nats; shapes broadcast.
 

@@ -7,6 +7,7 @@ business (the mean), reductions over outputs are the loss's own.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal, Protocol
 
 import jax
@@ -54,8 +55,12 @@ class Loss(Protocol):
     def metric(self, mean: Array, y: Array) -> Array:
         """What is reported for a predicted mean ``[k]`` at target ``y``, a scalar."""
 
-    def factor(self, outputs: Array) -> Array:
-        """S ``[k, r]`` with S S^T = d2 value / d outputs2 at ``outputs`` ``[k]``."""
+    def factor(self, outputs: Array, y: Array) -> Array:
+        """S ``[k, r]``, with S S^T the curvature in the outputs ``[k]`` at target ``y``.
+
+        It is d2 value / d outputs2 where that is never negative; elsewhere its mean over targets
+        that follow the prediction, the Fisher information.
+        """
 
     def constant_curvature(self, k: int) -> float | None:
         """c where d2 value / d outputs2 = c I everywhere, which closed forms need; else None."""
@@ -71,6 +76,24 @@ def constant_curvature(loss: Loss, k: int) -> float:
     if c is None:
         raise ValueError(f"point_loss must have a constant curvature here, got {loss!r}")
     return c
+
+
+def _vector_size(y_shape: tuple[int, ...], loss: str) -> int:
+    """k of real targets ``[k]``."""
+    if len(y_shape) != 1 or y_shape[0] < 1:
+        raise ValueError(
+            f"y must have shape [N, k] for {loss}, k >= 1, got one target of shape {y_shape}; a "
+            "single output is y[:, None]"
+        )
+    return y_shape[0]
+
+
+def _real(y: Array, dtype: jnp.dtype) -> Array:
+    if jnp.issubdtype(y.dtype, jnp.complexfloating):
+        raise ValueError(
+            f"y must be real, got dtype {y.dtype}; give real and imaginary parts as two outputs"
+        )
+    return y.astype(dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,12 +123,7 @@ class SquaredError:
         Raises:
             ValueError: a target is not a vector.
         """
-        if len(y_shape) != 1 or y_shape[0] < 1:
-            raise ValueError(
-                f"y must have shape [N, k] for squared error, k >= 1, got one target of shape "
-                f"{y_shape}; a single output is y[:, None]"
-            )
-        return y_shape[0]
+        return _vector_size(y_shape, "squared error")
 
     def cast(self, y: Array, dtype: jnp.dtype) -> Array:
         """Targets in the outputs' dtype; integers and float64 are converted.
@@ -113,11 +131,7 @@ class SquaredError:
         Raises:
             ValueError: the targets are complex.
         """
-        if jnp.issubdtype(y.dtype, jnp.complexfloating):
-            raise ValueError(
-                f"y must be real, got dtype {y.dtype}; give real and imaginary parts as two outputs"
-            )
-        return y.astype(dtype)
+        return _real(y, dtype)
 
     def check(self, y: np.ndarray) -> None:
         """Every finite real target is possible."""
@@ -134,14 +148,165 @@ class SquaredError:
         """The squared error, averaged over outputs."""
         return jnp.mean((mean - y) ** 2)
 
-    def factor(self, outputs: Array) -> Array:
+    def factor(self, outputs: Array, y: Array) -> Array:
         """sqrt(c) I, ``[k, k]``."""
+        del y
         k = outputs.shape[-1]
         return jnp.sqrt(self.constant_curvature(k)) * jnp.eye(k, dtype=outputs.dtype)
 
     def constant_curvature(self, k: int) -> float:
         """c: 2/k for ``"mean"``, 2 for ``"sum"``."""
         return 2.0 / k if self.reduction == "mean" else 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Huber:
+    r"""Huber's loss, which outliers pull at with a bounded force.
+
+    With the residual r = f - y of an output, l = r^2 where |r| <= delta, and delta (2 |r| - delta)
+    beyond, averaged over outputs or summed: squared error near the target. Its curvature beyond
+    delta is 0: the steps of such a point count in LAVA's average alone.
+
+    Attributes:
+        delta: where the quadratic ends, in units of the targets.
+        reduction: over the k outputs, as in ``SquaredError``.
+
+    The reported metric is the squared error.
+    """
+
+    delta: float = 1.0
+    reduction: Literal["mean", "sum"] = "mean"
+
+    def __post_init__(self) -> None:
+        validate.number(self, "delta", minimum=0.0, strict=True)
+        validate.choice(self, "reduction", ("mean", "sum"))
+
+    @property
+    def metric_name(self) -> str:
+        """``mse``, in squared units of the targets."""
+        return "mse"
+
+    def out_dim(self, y_shape: tuple[int, ...]) -> int:
+        """k for targets ``[k]``.
+
+        Raises:
+            ValueError: a target is not a vector.
+        """
+        return _vector_size(y_shape, "Huber's loss")
+
+    def cast(self, y: Array, dtype: jnp.dtype) -> Array:
+        """Targets in the outputs' dtype; integers and float64 are converted.
+
+        Raises:
+            ValueError: the targets are complex.
+        """
+        return _real(y, dtype)
+
+    def check(self, y: np.ndarray) -> None:
+        """Every finite real target is possible."""
+
+    def value(self, outputs: Array, y: Array) -> Array:
+        """The loss, a scalar, for ``[k]`` and ``[k]``."""
+        size = jnp.abs(outputs - y)
+        inside = jnp.minimum(size, self.delta)
+        losses = inside * (2 * size - inside)
+        return jnp.mean(losses) if self.reduction == "mean" else jnp.sum(losses)
+
+    def mean(self, outputs: Array) -> Array:
+        """The outputs themselves, ``[k]``."""
+        return outputs
+
+    def metric(self, mean: Array, y: Array) -> Array:
+        """The squared error, averaged over outputs."""
+        return jnp.mean((mean - y) ** 2)
+
+    def factor(self, outputs: Array, y: Array) -> Array:
+        """``[k, k]``: sqrt(c) for outputs within delta of their target, else 0; c as squared error.
+
+        Not differentiable at delta, as the curvature is not; its gradient is 0 elsewhere.
+        """
+        c = 2.0 / outputs.shape[-1] if self.reduction == "mean" else 2.0
+        inside = jnp.abs(outputs - y) <= self.delta
+        return jnp.diag(jnp.where(inside, math.sqrt(c), 0.0).astype(outputs.dtype))
+
+    def constant_curvature(self, k: int) -> None:
+        """None: the curvature ends at delta."""
+        del k
+
+
+@dataclasses.dataclass(frozen=True)
+class GaussianNll:
+    r"""The negative log density of a normal distribution whose variance the model predicts too.
+
+    For targets ``[k]`` the model has 2 k outputs, means m and logarithms s, and
+
+        l = 1/2 mean_o [ log v_o + (y_o - m_o)^2 / v_o ],   v = exp(s) + min_std^2,
+
+    in nats but for a constant. The curvature is the Fisher information, since the Hessian of a
+    heteroscedastic density is indefinite far from the target (Kendall and Gal 2017, section 3).
+
+    Attributes:
+        min_std: bounds the predicted standard deviation from below, in units of the targets.
+
+    The reported metric is the squared error of the means, and predictions carry v as ``noise``.
+    """
+
+    min_std: float = 0.01
+
+    def __post_init__(self) -> None:
+        validate.number(self, "min_std", minimum=0.0, strict=True)
+
+    @property
+    def metric_name(self) -> str:
+        """``mse``, in squared units of the targets."""
+        return "mse"
+
+    def out_dim(self, y_shape: tuple[int, ...]) -> int:
+        """2 k for targets ``[k]``.
+
+        Raises:
+            ValueError: a target is not a vector.
+        """
+        return 2 * _vector_size(y_shape, "a Gaussian density")
+
+    def cast(self, y: Array, dtype: jnp.dtype) -> Array:
+        """Targets in the outputs' dtype; integers and float64 are converted.
+
+        Raises:
+            ValueError: the targets are complex.
+        """
+        return _real(y, dtype)
+
+    def check(self, y: np.ndarray) -> None:
+        """Every finite real target is possible."""
+
+    def value(self, outputs: Array, y: Array) -> Array:
+        """The loss, a scalar, for ``[2 k]`` and ``[k]``."""
+        variance = self.noise(outputs)
+        squares = (y - self.mean(outputs)) ** 2 / variance
+        return 0.5 * jnp.mean(jnp.log(variance) + squares)
+
+    def mean(self, outputs: Array) -> Array:
+        """m, ``[k]``."""
+        return outputs[: outputs.shape[0] // 2]
+
+    def noise(self, outputs: Array) -> Array:
+        """v, ``[k]``."""
+        return jnp.exp(outputs[outputs.shape[0] // 2 :]) + self.min_std**2
+
+    def metric(self, mean: Array, y: Array) -> Array:
+        """The squared error, averaged over outputs."""
+        return jnp.mean((mean - y) ** 2)
+
+    def factor(self, outputs: Array, y: Array) -> Array:
+        """``[2 k, 2 k]``, diagonal: of the means 1/sqrt(k v), of s (exp(s)/v)/sqrt(2 k)."""
+        k, variance = y.shape[0], self.noise(outputs)
+        share = (variance - self.min_std**2) / variance
+        return jnp.diag(jnp.concatenate([1 / jnp.sqrt(k * variance), share / math.sqrt(2 * k)]))
+
+    def constant_curvature(self, k: int) -> None:
+        """None: the curvature depends on the outputs."""
+        del k
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,8 +383,9 @@ class CrossEntropy:
         """1 where the most probable class is the label, else 0."""
         return (jnp.argmax(mean) == y).astype(mean.dtype)
 
-    def factor(self, outputs: Array) -> Array:
+    def factor(self, outputs: Array, y: Array) -> Array:
         """S = diag(sqrt p) - p sqrt(p)^T, ``[C, C]``, with S S^T = diag(p) - p p^T."""
+        del y
         p = jax.nn.softmax(outputs)
         # sqrt(softmax) written so that its gradient stays finite where p underflows.
         root = jnp.exp(0.5 * jax.nn.log_softmax(outputs))

@@ -45,16 +45,18 @@ class BatchExpectation:
         tasks: tasks with a leading axis ``[B]``.
         keys: typed PRNG keys ``[B]``, one for each task.
         axis_name: name of the mapped axis over devices (of ``shard_map`` or ``pmap``), or None.
+        real: ``[B]`` booleans, True where a task counts, on some device at least one; None when
+            all do.
     """
 
     tasks: Task
     keys: Array
     axis_name: str | None = None
+    real: Array | None = None
 
     def __call__(self, fn: Callable[[Task, Array], PyTree]) -> PyTree:
         """See ``Expectation``."""
-        values = jax.vmap(fn)(self.tasks, self.keys)
-        return self._over_devices(jax.tree.map(lambda v: jnp.mean(v, axis=0), values))
+        return self._over_devices(self._mean(jax.vmap(fn)(self.tasks, self.keys)))
 
     def value_and_grad(
         self, fn: Callable[[PyTree, Task, Array], PyTree], learned: PyTree, *, has_aux: bool = False
@@ -62,8 +64,7 @@ class BatchExpectation:
         """See ``Expectation``."""
 
         def local(learned: PyTree) -> PyTree:
-            values = jax.vmap(fn, in_axes=(None, 0, 0))(learned, self.tasks, self.keys)
-            return jax.tree.map(lambda v: jnp.mean(v, axis=0), values)
+            return self._mean(jax.vmap(fn, in_axes=(None, 0, 0))(learned, self.tasks, self.keys))
 
         if self.axis_name is not None:
             # The gradient in a value that is replicated over devices would already be a sum over
@@ -72,6 +73,32 @@ class BatchExpectation:
                 lambda leaf: lax.pcast(leaf, self.axis_name, to="varying"), learned
             )
         return self._over_devices(jax.value_and_grad(local, has_aux=has_aux)(learned))
+
+    def _mean(self, values: PyTree) -> PyTree:
+        """Over this device's tasks, so that the mean over devices is that over all tasks."""
+        real = self.real
+        if real is None:
+            return jax.tree.map(lambda v: jnp.mean(v, axis=0), values)
+        number = jnp.mean(real.astype(float))
+        if self.axis_name is not None:
+            number = lax.pmean(number, self.axis_name)
+
+        def mean(v: Array) -> Array:
+            chosen = real.reshape((-1,) + (1,) * (v.ndim - 1))
+            return jnp.mean(jnp.where(chosen, v, 0), axis=0) / number.astype(v.dtype)
+
+        return jax.tree.map(mean, values)
+
+    def without(self, bad: Array) -> BatchExpectation:
+        """The same without some tasks, ``[B]`` booleans, of which not all may be bad.
+
+        A good task takes the place of a bad one, and counts 0 there: what is not finite in a bad
+        one then reaches no gradient.
+        """
+        chosen = jnp.where(bad, jnp.argmin(bad), jnp.arange(bad.shape[0]))
+        tasks = jax.tree.map(lambda leaf: leaf[chosen], self.tasks)
+        real = ~bad if self.real is None else self.real & ~bad
+        return dataclasses.replace(self, tasks=tasks, real=real)
 
     def _over_devices(self, tree: PyTree) -> PyTree:
         return tree if self.axis_name is None else lax.pmean(tree, self.axis_name)

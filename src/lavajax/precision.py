@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from typing import Literal, Protocol
 
@@ -134,6 +135,23 @@ def posterior_variance(z: Array, at: Array, route: Route = "auto") -> Array:
     return jnp.sum(r**2, axis=0) + jnp.sum(u**2, axis=0)
 
 
+def posterior_draw(key: Array, z: Array, shape: tuple[int, ...], route: Route = "auto") -> Array:
+    """Draws from N(0, (I + Z^T Z)^-1), ``[*shape, P]``, given Z ``[N, P]``.
+
+    (I + Z^T Z)^-1 (a + Z^T b) for standard normal a ``[P]`` and b ``[N]``: one solve for all draws,
+    and no square root.
+    """
+    n, p = z.shape
+    prior_key, point_key = jax.random.split(key)
+    a = jax.random.normal(prior_key, (math.prod(shape), p), z.dtype)
+    if n:
+        b = jax.random.normal(point_key, (a.shape[0], n), z.dtype)
+        # The prior's draw, moved by its misfit to the points: a - Z^T (I + Z Z^T)^-1 (Z a - b).
+        misfit = jnp.matmul(z, a.T, precision=_EXACT) - b.T
+        a = a - solve_kronecker_head(z, misfit, 1.0, route).T
+    return a.reshape(*shape, p)
+
+
 class Curvature(Protocol):
     """The curvatures H_i of N points in a block of n parameters, in some representation."""
 
@@ -223,7 +241,7 @@ class LowRank:
             solution = solve_positive(system, rhs)
             out = [jnp.matmul(solution, a, precision=_EXACT) for a in rows]
         else:
-            whole = jnp.concatenate(rows, axis=1)
+            whole = self.rows()
             system = add_diagonal(jnp.matmul(whole.T, whole, precision=_EXACT), ridge)
             solution = solve_positive(system, jnp.matmul(rhs, whole, precision=_EXACT))
             ends = list(itertools.accumulate(a.shape[1] for a in rows))
@@ -231,6 +249,10 @@ class LowRank:
         leaves, treedef = jax.tree.flatten(self.factors)
         shaped = [o.reshape(a.shape[2:]) for o, a in zip(out, leaves, strict=True)]
         return jax.tree.unflatten(treedef, shaped)
+
+    def rows(self) -> Array:
+        """A, ``[N r, n]``."""
+        return jnp.concatenate([a.reshape(-1, a.shape[-1]) for a in self._flat()], axis=1)
 
     def _flat(self) -> list[Array]:
         return [a.reshape(*a.shape[:2], -1) for a in jax.tree.leaves(self.factors)]

@@ -57,6 +57,11 @@ class Rows:
         """J_i^T u_i of each point, leaves ``[N, ...]``."""
         return self._combinations("nk,nk...->n...", u)
 
+    def matrix(self) -> Array:
+        """J as ``[N, k, n]``, parameters in the order of the block's leaves."""
+        leaves = jax.tree.leaves(self.rows)
+        return jnp.concatenate([a.reshape(*a.shape[:2], -1) for a in leaves], axis=2)
+
     def _products(self, spec: str) -> Array:
         flat = [leaf.reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(self.rows)]
         return functools.reduce(

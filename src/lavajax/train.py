@@ -17,6 +17,7 @@ import optax
 
 from lavajax.methods.base import Method
 from lavajax.outer import BatchExpectation
+from lavajax.rescue import careful_step, run_carefully, spoiled
 from lavajax.tasks.base import TaskSource, check_source
 from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
 from lavajax.units import Units
@@ -65,6 +66,8 @@ class Progress:
             was compiled before.
         state: the state after the chunk. Its arrays are given up to the next chunk: a callback
             that keeps it, or its params, must copy them (``jax.tree.map(jnp.copy, ...)``).
+        skipped: the tasks of the chunk that were left out, since their loss or its gradient was
+            not finite: (outer step, index in the meta-batch), or (step, seed, index).
     """
 
     step: int
@@ -73,6 +76,7 @@ class Progress:
     seconds: float
     compile_seconds: float
     state: TrainState
+    skipped: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,6 +229,19 @@ def _block_size(tasks: TaskSource, key: Array, meta_batch: int) -> int:
     return max(n for n in (1, 2, 5, 10, 20, 50, 100) if n == 1 or n * size <= 2**24)
 
 
+@partial(jax.jit, static_argnames=("tx", "meta_batch"))
+def _careful_step(
+    state: TrainState, tasks: TaskSource, *, tx: optax.GradientTransformation, meta_batch: int
+) -> tuple[TrainState, dict[str, Array], Array]:
+    """One step, or one of each seed, without the tasks that would spoil it."""
+
+    def step(state: TrainState) -> tuple[TrainState, dict[str, Array], Array]:
+        batch = draw(tasks, state.key, state.step, meta_batch)
+        return careful_step(state, BatchExpectation(*batch), tx)
+
+    return jax.vmap(step)(state) if state.step.ndim else step(state)
+
+
 @partial(jax.jit, static_argnames=("tx", "meta_batch"), donate_argnums=0)
 def _run_chunk(
     state: TrainState,
@@ -255,6 +272,7 @@ def train(
     chunk: int = 500,
     callback: Callable[[Progress], Any] | None = None,
     state: TrainState | None = None,
+    max_skipped: float = 0.01,
 ) -> Trained:
     """Meta-trains a method on a source of tasks.
 
@@ -273,13 +291,17 @@ def train(
         state: a state of the same run to go on from, such as a checkpoint's; None starts anew.
             With the same arguments otherwise, the outcome is that of a run without a pause, to the
             same bits on the same machine.
+        max_skipped: the largest share of the tasks of a chunk that may be left out. Where a chunk
+            ends in NaN or infinity it is taken again step by step, without the tasks whose loss or
+            gradient is not finite; the meta-gradient is that of the others.
 
     Returns:
         Final parameters, state and history, the latter from ``state`` on.
 
     Raises:
         ValueError: an argument is out of range, or the method cannot take such tasks.
-        FloatingPointError: the loss of every seed has become NaN or infinite.
+        FloatingPointError: the loss of every seed has become NaN or infinite, or more tasks than
+            ``max_skipped`` would have to be left out; the message has the first of them.
     """
     if isinstance(method, type) or not callable(getattr(method, "step", None)):
         raise ValueError(f"method must be an instance such as Lava(), got {method!r}")
@@ -291,6 +313,8 @@ def train(
         raise ValueError(
             f"seeds must be an integer of at least 1, or None for a single run, got {seeds}"
         )
+    if not 0 <= max_skipped <= 1:
+        raise ValueError(f"max_skipped must be from 0 to 1, a share, got {max_skipped}")
     tx = outer_optimizer(steps) if optimizer is None else optimizer
     if state is None:
         state = start_state(method, tasks, tx, seed=seed, seeds=seeds)
@@ -311,8 +335,14 @@ def train(
     while done < steps:
         length = min(chunk, steps - done)
         begun = time.perf_counter()
+        before = jax.tree.map(jnp.copy, state)  # a chunk that goes wrong starts from it again
         state, metrics = _run_chunk(state, tasks, done, done + length, tx=tx, meta_batch=meta_batch)
         host = {name: np.asarray(value) for name, value in metrics.items()}
+        skipped: tuple[tuple[int, ...], ...] = ()
+        if spoiled(before, host["loss"]):
+            most = max_skipped * length * meta_batch
+            step = partial(_careful_step, tasks=tasks, tx=tx, meta_batch=meta_batch)
+            state, host, skipped = run_carefully(before, step, length, most)
         done += length
         history.append({"step": np.asarray(done), **host})
         if not np.isfinite(host["loss"]).any():
@@ -322,7 +352,7 @@ def train(
             )
         if callback is not None:
             seconds = time.perf_counter() - begun
-            callback(Progress(done, steps, host, seconds, compile_seconds, state))
+            callback(Progress(done, steps, host, seconds, compile_seconds, state, skipped))
     names = history[0] if history else ()
     stacked = {name: np.stack([h[name] for h in history]) for name in names}
     return Trained(state.params, state, stacked)

@@ -15,17 +15,19 @@ from lavajax.methods.base import (
     bind_support,
     check_gaussian,
     check_parts,
-    density_loss,
     init_network,
     prior_of,
-    query_loss,
+    scalar,
 )
-from lavajax.methods.head import at_head
+from lavajax.methods.head import AtHead, at_head
+from lavajax.methods.noise import learned_noise, noise_variance, outer_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
+from lavajax.posterior import DensePosterior, Posterior
 from lavajax.subspace import Head, net_of
-from lavajax.types import Adapted, Array, MetaParams, Points, Prediction, Task
+from lavajax.sums import Sums, solve_head, sums_of
+from lavajax.types import Adapted, Array, MetaParams, Points, Prediction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,57 +94,77 @@ class Alpaca:
         dtype = jnp.result_type(float)
         diagonal = kernels.unconstrained(1 / math.sqrt(self.prior_precision), 0.0)
         params.learned["prior_factor"] = diagonal * jnp.eye(p, dtype=dtype)
-        if self.learn_noise:
-            params.learned["log_noise"] = jnp.full(k, math.log(self.noise), dtype)
+        params.learned.update(learned_noise(self, k))
         return params
 
     def adapt(self, params: MetaParams, support: Points, *, key: Array | None = None) -> Adapted:
         """The posterior of one task.
 
         Returns:
-            ``block``: K, ``[P, k]``. ``posterior``: the features C^T z of the support,
-            ``[N, P]``; 0 for padding.
+            ``block``: K, ``[P, k]``. ``posterior``: of C^-1 K, by the features C^T z of the
+            support, ``[N, P]``; 0 for padding.
         """
         del key  # deterministic
+        unit = scalar(1.0)
         if support.x.shape[0] == 0:
             prior = prior_of(self, params).block
-            return Adapted(prior, jnp.zeros((0, prior.shape[0]), prior.dtype))
-        support, bound = bind_support(self, params, support)
-        at = at_head(self.point_loss, support, bound)
-        z = self._whiten(params, at.z)
-        # Noise raised by rounding alone, so that the system can always be factored.
-        rounding = 10 * jnp.finfo(z.dtype).eps * jnp.sum(z**2) / at.n
-        shrink = lax.rsqrt(1 + rounding)
+            return Adapted(prior, Posterior(jnp.zeros((0, prior.shape[0]), prior.dtype), unit))
+        z, at = self._at_head(params, support)
+        shrink = lax.rsqrt(_unit_with_rounding(jnp.sum(z**2), at.n))
         z = z * shrink
         move = precision.solve_kronecker_head(z, at.residual * shrink, 1.0, self.solver)
-        move = jnp.matmul(self._factor(params), move, precision=lax.Precision.HIGHEST)
-        return Adapted(bound.prior - move, z)
+        return Adapted(self._moved(params, -move), Posterior(z, unit))
+
+    def absorb(self, params: MetaParams, points: Points) -> Sums:
+        """The sums of some points ``[N]``, N >= 0, for adaptation as they arrive."""
+        z, at = self._at_head(params, points)
+        return sums_of(z, -at.residual, jnp.zeros_like(at.residual), at.weight)
+
+    def conclude(self, params: MetaParams, sums: Sums) -> Adapted:
+        """What ``adapt`` gives for all points of the sums."""
+        unit = _unit_with_rounding(jnp.trace(sums.features), sums.points)
+        move = solve_head(jnp.zeros_like(sums.curved), sums, unit, 0.0)
+        posterior = DensePosterior.of(sums.features / unit, scalar(1.0))
+        return Adapted(self._moved(params, move), posterior)
 
     def predict(
         self, params: MetaParams, adapted: Adapted, x: Array, *, mask: Array | None = None
     ) -> Prediction:
         """The predictive density at x ``[M, ...]``; see ``Method``."""
-        fixed = params.fixed["backbone"]
-        z = precision.lift(network.features(self.model, net_of(params), fixed, x, mask))
-        variance = precision.posterior_variance(
-            adapted.posterior, self._whiten(params, z), self.solver
-        )
-        noise = self.noise_variance(params)
+        z = self._features(params, x, mask)
+        variance = adapted.posterior.variance(self._whiten(params, z), self.solver)
+        noise = noise_variance(self, params)
         mean = z @ adapted.block
         return Prediction(mean, variance[:, None] * noise, jnp.broadcast_to(noise, mean.shape))
 
-    def loss(self, params: MetaParams, task: Task, key: Array | None) -> Array:
-        """The outer loss of one task; see ``outer``."""
-        return (density_loss if self.outer == "nll" else query_loss)(self, params, task, key)
+    def sample(
+        self, params: MetaParams, adapted: Adapted, x: Array, key: Array, number: int
+    ) -> Array:
+        """Functions drawn from the posterior, at x ``[M, ...]``: ``[number, M, k]``."""
+        z = self._features(params, x, None)
+        sigma = jnp.sqrt(noise_variance(self, params))
+        moves = adapted.posterior.draw(key, (number, sigma.shape[0]), self.solver)
+        at = self._whiten(params, z)
+        return z @ adapted.block + sigma * jnp.einsum("skp,mp->smk", moves, at)
 
+    loss = outer_loss
     memory = no_memory
     step = gradient_step
 
-    def noise_variance(self, params: MetaParams) -> Array:
-        """sigma^2 of every output, ``[k]``."""
-        if self.learn_noise:
-            return precision.lift(jnp.exp(2 * params["log_noise"]))
-        return jnp.full_like(precision.lift(params["head"][0]), self.noise**2)
+    def _at_head(self, params: MetaParams, support: Points) -> tuple[Array, AtHead]:
+        """The features C^T z of the support, and the support at its head."""
+        support, bound = bind_support(self, params, support)
+        at = at_head(self.point_loss, support, bound)
+        return self._whiten(params, at.z), at
+
+    def _moved(self, params: MetaParams, move: Array) -> Array:
+        """K0 + C move, ``[P, k]``."""
+        move = jnp.matmul(self._factor(params), move, precision=lax.Precision.HIGHEST)
+        return prior_of(self, params).block + move
+
+    def _features(self, params: MetaParams, x: Array, mask: Array | None) -> Array:
+        fixed = params.fixed["backbone"]
+        return precision.lift(network.features(self.model, net_of(params), fixed, x, mask))
 
     def _factor(self, params: MetaParams) -> Array:
         """C, ``[P, P]``."""
@@ -152,3 +174,8 @@ class Alpaca:
     def _whiten(self, params: MetaParams, z: Array) -> Array:
         """C^T z for every row, ``[N, P]``."""
         return jnp.matmul(z, self._factor(params), precision=lax.Precision.HIGHEST)
+
+
+def _unit_with_rounding(trace: Array, n: Array) -> Array:
+    """1, the prior's precision, raised by rounding alone, so that a system can be factored."""
+    return 1 + 10 * jnp.finfo(trace.dtype).eps * trace / n

@@ -14,7 +14,7 @@ import optax
 
 from lavajax import network, points, precision, validate
 from lavajax.gaussian import negative_log_density
-from lavajax.losses import Loss, SquaredError
+from lavajax.losses import GaussianNll, Loss, SquaredError
 from lavajax.models.base import Model
 from lavajax.outer import Expectation
 from lavajax.subspace import Bound, Subspace, bind, net_of
@@ -213,7 +213,7 @@ def inner_rate(method: RateMethod, params: MetaParams) -> Array | float:
 
 
 def regulariser(
-    params: MetaParams, name: str, fixed: float, floor: float, scale: Array
+    params: MetaParams, name: str, fixed: float, floor: float, scale: Array | float
 ) -> Array | float:
     """The learned leaf ``name``, a logarithm, as a regulariser above a floor; else ``fixed``.
 
@@ -265,9 +265,11 @@ def predict_mean(
     *,
     mask: Array | None = None,
 ) -> Prediction:
-    """The prediction of the adapted network, without error bars."""
+    """The prediction of the adapted network, without error bars but those that it predicts."""
     f = outputs(method, params, adapted, x, mask)
-    return Prediction(jax.vmap(method.point_loss.mean)(f))
+    loss = method.point_loss
+    noise = jax.vmap(loss.noise)(f) if isinstance(loss, GaussianNll) else None
+    return Prediction(jax.vmap(loss.mean)(f), noise=noise)
 
 
 def query_loss(method: NetworkMethod, params: MetaParams, task: Task, key: Array | None) -> Array:

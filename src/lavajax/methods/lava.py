@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lavajax import precision, tangent, validate
-from lavajax.curvature import PointLosses
+from lavajax import network, precision, tangent, validate
+from lavajax.curvature import PointLosses, jacobian, point_outputs
 from lavajax.losses import Loss, SquaredError, constant_curvature
 from lavajax.methods.base import (
     bind_support,
     check_apart,
+    check_gaussian,
     check_parts,
     init_network,
     inner_rate,
     learned_rate,
     predict_mean,
     prior_of,
-    query_loss,
     regulariser,
     scalar,
 )
-from lavajax.methods.head import at_head
+from lavajax.methods.head import AtHead, at_head
+from lavajax.methods.noise import learned_noise, noise_variance, outer_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
-from lavajax.subspace import Bound, Context, Full, Head, Subspace
-from lavajax.types import Adapted, Array, MetaParams, Points, PyTree
+from lavajax.posterior import DensePosterior, Posterior
+from lavajax.subspace import Bound, Context, Full, Head, Subspace, bind, net_of
+from lavajax.sums import Sums, solve_head, sums_of
+from lavajax.types import Adapted, Array, MetaParams, Points, Prediction, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +51,17 @@ class Lava:
     For a head under squared error everything is closed form, at the cost of one linear solve of
     size min(N, P), and amounts to a ridge regression onto pseudo-targets. Elsewhere H_i is the
     generalised Gauss-Newton matrix, equal to the Hessian for a ReLU network, or the exact Hessian.
+
+    With ``noise`` the predictions have error bars. The loss is then read as the negative log
+    density of y under noise of variance sigma_o^2, in units of it, and the regulariser as a prior,
+    which ``prior_correction`` counts once. The posterior of the block and of the outputs at x,
+
+        N(theta', sigma_o^2 c (sum_i H_i + eps I)^-1),
+        epistemic_o(x) = sigma_o^2 c J_o (sum_i H_i + eps I)^-1 J_o^T,   J_o = df_o(x)/dtheta',
+
+    is exact for a head whose steps are ``"map"``: Bayesian linear regression with a prior of
+    variance sigma_o^2 c / eps around theta_0. For a context and for all weights it is the Laplace
+    approximation of the linearised network.
 
     Attributes:
         model: backbone.
@@ -66,6 +81,9 @@ class Lava:
             shrinks until float32 cannot solve the system and training is unstable. More helps many
             points, less helps few: of 1e-5 to 1e-3, 2e-4 served 2, 10 and 20 points of a sine.
             Unused for a fixed eps.
+        prior_correction: count the prior once. As the paper writes it every point brings its own,
+            N eps in all, which the more points there are holds the estimate the more; with the
+            correction a point has the N-th part of eps.
         curvature: ``"ggn"``; ``"hessian"``, exact by ``jax.hessian``, which may be indefinite
             (see ``diagnose``); or ``"flat"``, the plain average of the steps.
         curvature_at: where H_i is taken: ``"adapted"``, theta_i, as in the paper, or ``"prior"``,
@@ -73,6 +91,12 @@ class Lava:
             ``"auto"`` is ``"prior"`` for all weights and ``"adapted"`` otherwise.
         solver: ``"primal"`` or ``"dual"`` form of the linear system, ``"auto"`` the smaller by
             shape, or ``"naive"``, the paper's steps taken literally with N matrices of n x n.
+        noise: sigma, the standard deviation of the noise in units of the targets, or where it
+            starts; None for a prediction without error bars.
+        learn_noise: learn log sigma ``[k]`` in the outer loop.
+        outer: what the outer loop minimises: ``"mse"``, the loss of the query's mean, whatever
+            ``point_loss`` is; or ``"nll"``, the negative log density of the query's targets, the
+            mean over points and outputs, in nats.
     """
 
     model: Model = MLP()
@@ -84,9 +108,13 @@ class Lava:
     epsilon: float = 0.1
     learn_epsilon: bool = False
     epsilon_floor: float = 2e-4
+    prior_correction: bool = False
     curvature: Literal["ggn", "hessian", "flat"] = "ggn"
     curvature_at: Literal["auto", "adapted", "prior"] = "auto"
     solver: Literal["auto", "primal", "dual", "naive"] = "auto"
+    noise: float | None = None
+    learn_noise: bool = False
+    outer: Literal["mse", "nll"] = "mse"
 
     def __post_init__(self) -> None:
         if isinstance(self.inner_steps, str):
@@ -98,10 +126,14 @@ class Lava:
         validate.number(self, "epsilon", minimum=0.0, strict=True)
         validate.flag(self, "learn_epsilon")
         validate.number(self, "epsilon_floor", minimum=0.0, strict=True)
+        validate.flag(self, "prior_correction")
         validate.choice(self, "curvature", ("ggn", "hessian", "flat"))
         validate.choice(self, "curvature_at", ("auto", "adapted", "prior"))
         validate.choice(self, "solver", ("auto", "primal", "dual", "naive"))
+        validate.flag(self, "learn_noise")
+        validate.choice(self, "outer", ("mse", "nll"))
         check_parts(self)
+        self._check_error_bars()
         if self._linear_steps and self.point_loss.constant_curvature(1) is None:
             raise ValueError(
                 f"Lava.inner_steps={self.inner_steps!r} needs a loss of constant curvature, such "
@@ -117,6 +149,33 @@ class Lava:
             raise ValueError(
                 f"Lava.solver={self.solver!r} is a form of the system for curvature='ggn'; with "
                 f"curvature={self.curvature!r} give solver='auto' or 'naive'"
+            )
+
+    def _check_error_bars(self) -> None:
+        if self.noise is None:
+            for name, given in (("learn_noise", self.learn_noise), ("outer", self.outer == "nll")):
+                if given:
+                    raise ValueError(
+                        f"Lava.{name}={getattr(self, name)!r} needs a noise: give noise=0.1, say, "
+                        "the standard deviation of the targets around the truth"
+                    )
+            return
+        validate.number(self, "noise", minimum=0.0, strict=True)
+        check_gaussian(self)
+        if not self.prior_correction:
+            raise ValueError(
+                "Lava.noise needs prior_correction=True: without it every point brings the prior "
+                "again, and the result is no posterior"
+            )
+        if self.curvature != "ggn":
+            raise ValueError(
+                f"Lava.noise needs curvature='ggn', which is never negative; got "
+                f"curvature={self.curvature!r}"
+            )
+        if self.learn_noise and self.outer == "mse":
+            raise ValueError(
+                "Lava.learn_noise=True needs outer='nll': the mean does not depend on the noise, "
+                "and with outer='mse' there is nothing to learn"
             )
 
     @property
@@ -149,21 +208,63 @@ class Lava:
         if self.learn_epsilon:
             learned["log_epsilon"] = jnp.log(scalar(self.epsilon))
         params = init_network(self, key, x, y, learned)
+        params.learned.update(learned_noise(self, params["head"].shape[1]))
         check_apart(self, params)
         return params
 
     def adapt(self, params: MetaParams, support: Points, *, key: Array | None = None) -> Adapted:
-        """One LAVA step from the prior block, on the support of one task."""
+        """One LAVA step from the prior block, on the support of one task.
+
+        Returns:
+            ``block``; with ``noise``, ``posterior``: a ``Posterior`` of the block, or, in
+            closed form, of the weights ``[P]`` of any one output of the head.
+        """
         del key  # deterministic
         if support.x.shape[0] == 0:
-            return prior_of(self, params)
+            prior = prior_of(self, params)
+            rows = jnp.zeros((0, self._posterior_size(prior.block)))
+            return self._with_posterior(params, prior.block, rows, self._epsilon(params, 0.0, 1.0))
         support, bound = bind_support(self, params, support)
         if self._has_closed_form:
-            return Adapted(self._adapt_closed_form(params, support, bound))
-        return Adapted(self._adapt_general(params, support, bound))
+            return self._adapt_closed_form(params, support, bound)
+        return self._adapt_general(params, support, bound)
 
-    predict = predict_mean
-    loss = query_loss
+    def predict(
+        self, params: MetaParams, adapted: Adapted, x: Array, *, mask: Array | None = None
+    ) -> Prediction:
+        """See ``Method``; with ``noise``, with error bars."""
+        if self.noise is None:
+            return predict_mean(self, params, adapted, x, mask=mask)
+        noise = noise_variance(self, params)
+        if self._has_closed_form:
+            fixed = params.fixed["backbone"]
+            z = precision.lift(network.features(self.model, net_of(params), fixed, x, mask))
+            mean = z @ adapted.block
+            variance = adapted.posterior.variance(z, self._route)[:, None]
+        else:
+            bound = bind(self.subspace, self.model, params, x, mask)
+            ones = jnp.ones(x.shape[0])
+            mean, at = jacobian(point_outputs(bound), adapted.block, bound.inputs, ones, fan=False)
+            variance = adapted.posterior.variance(at.matrix(), self._route)
+        return Prediction(mean, variance * noise, jnp.broadcast_to(noise, mean.shape))
+
+    def sample(
+        self, params: MetaParams, adapted: Adapted, x: Array, key: Array, number: int
+    ) -> Array:
+        """Functions drawn from the posterior, at x ``[M, ...]``: ``[number, M, k]``."""
+        posterior, sigma = adapted.posterior, jnp.sqrt(noise_variance(self, params))
+        if self._has_closed_form:
+            fixed = params.fixed["backbone"]
+            z = precision.lift(network.features(self.model, net_of(params), fixed, x))
+            moves = posterior.draw(key, (number, sigma.shape[0]), self._route)
+            return z @ adapted.block + sigma * jnp.einsum("skp,mp->smk", moves, z)
+        bound = bind(self.subspace, self.model, params, x, None)
+        ones = jnp.ones(x.shape[0])
+        mean, at = jacobian(point_outputs(bound), adapted.block, bound.inputs, ones, fan=False)
+        moves = posterior.draw(key, (number,), self._route)
+        return mean + sigma * jnp.einsum("sn,mkn->smk", moves, at.matrix())
+
+    loss = outer_loss
     memory = no_memory
     step = gradient_step
 
@@ -177,11 +278,33 @@ class Lava:
         assert isinstance(self.inner_steps, int)
         return self.inner_steps
 
-    def _epsilon(self, params: MetaParams, scale: Array) -> Array | float:
-        """eps, above its floor relative to ``scale``, the mean curvature per output."""
-        return regulariser(params, "log_epsilon", self.epsilon, self.epsilon_floor, scale)
+    def _epsilon(
+        self, params: MetaParams, scale: Array | float, count: Array | float
+    ) -> Array | float:
+        """The share of one of ``count`` points in the regulariser of their precision.
 
-    def _adapt_closed_form(self, params: MetaParams, support: Points, bound: Bound) -> Array:
+        A learned eps is held above a floor relative to ``scale``, the mean curvature per output.
+        """
+        share = count if self.prior_correction else 1.0
+        total = regulariser(params, "log_epsilon", self.epsilon, self.epsilon_floor, scale * share)
+        return total / share
+
+    def _with_posterior(
+        self, params: MetaParams, block: PyTree, rows: Array, ridge: Array | float
+    ) -> Adapted:
+        """The outcome, with the posterior of precision A^T A + ridge I for rows A."""
+        if self.noise is None:
+            return Adapted(block)
+        c = constant_curvature(self.point_loss, params["head"].shape[1])
+        return Adapted(block, Posterior(rows / jnp.sqrt(ridge), c / jnp.asarray(ridge, rows.dtype)))
+
+    def _posterior_size(self, block: PyTree) -> int:
+        """n: of one output of a head, or of the whole block."""
+        if self._has_closed_form:
+            return block.shape[0]
+        return sum(leaf.size for leaf in jax.tree.leaves(block))
+
+    def _adapt_closed_form(self, params: MetaParams, support: Points, bound: Bound) -> Adapted:
         """The head under squared error.
 
         With z the features, R = Z W_0 - Y and s_i = ||z_i||^2, each point's S steps are
@@ -191,32 +314,72 @@ class Lava:
 
         converged, beta_i = 1/(c s_i); at the point's own MAP, omega_i = 1.
         """
-        head, (z, residual, weight, n) = bound.prior, at_head(self.point_loss, support, bound)
-        c = constant_curvature(self.point_loss, head.shape[1])
-        cs = c * jnp.sum(z**2, axis=-1)
-        epsilon = self._epsilon(params, jnp.sum(cs) / n)
-        if self.inner_steps == "map":
-            omega = jnp.ones_like(cs)
-        elif self.inner_steps == "converged":
-            omega = 1 + epsilon / jnp.where(weight > 0, cs, 1.0)
-        else:
-            rate = inner_rate(self, params)
-            omega = rate * _geometric(1 - rate * cs, self._count_steps) * (cs + epsilon)
-        targets = omega[:, None] * residual
-        return head - precision.solve_kronecker_head(z, targets, n * epsilon / c, self._route)
+        at = at_head(self.point_loss, support, bound)
+        c = constant_curvature(self.point_loss, bound.prior.shape[1])
+        epsilon = self._epsilon(params, c * at.scale, at.n)
+        curved, plain = self._head_steps(params, at)
+        targets, ridge = curved + epsilon / c * plain, at.n * epsilon
+        move = precision.solve_kronecker_head(at.z, targets, ridge / c, self._route)
+        return self._with_posterior(params, bound.prior + move, math.sqrt(c) * at.z, ridge)
 
-    def _adapt_general(self, params: MetaParams, support: Points, bound: Bound) -> PyTree:
+    def _head_steps(self, params: MetaParams, at: AtHead) -> tuple[Array, Array]:
+        """(s_i, t_i), both ``[N, k]``, with d_i = z_i t_i and z_i z_i^T d_i = z_i s_i.
+
+        At a point's own MAP, where H_i d_i + eps d_i = -c z_i R_i whatever eps, (-R_i, 0).
+        """
+        c = constant_curvature(self.point_loss, at.residual.shape[1])
+        s = jnp.sum(at.z**2, axis=-1)
+        if self.inner_steps == "map":
+            return -at.residual, jnp.zeros_like(at.residual)
+        if self.inner_steps == "converged":
+            return -at.residual, -at.residual / jnp.where(at.weight > 0, s, 1.0)[:, None]
+        rate = inner_rate(self, params)
+        plain = -c * rate * _geometric(1 - rate * c * s, self._count_steps)[:, None] * at.residual
+        return s[:, None] * plain, plain
+
+    def absorb(self, params: MetaParams, points: Points) -> Sums:
+        """The sums of some points ``[N]``, N >= 0, for adaptation as they arrive.
+
+        Raises:
+            ValueError: the setting has no closed form in a head.
+        """
+        if not self._has_closed_form:
+            raise ValueError(
+                "params must be of Lava with a head in closed form to adapt by sums over points, "
+                f"got {self!r}"
+            )
+        points, bound = bind_support(self, params, points)
+        at = at_head(self.point_loss, points, bound)
+        return sums_of(at.z, *self._head_steps(params, at), at.weight)
+
+    def conclude(self, params: MetaParams, sums: Sums) -> Adapted:
+        """What ``adapt`` gives for all points of the sums."""
+        prior = prior_of(self, params).block
+        c, n = constant_curvature(self.point_loss, prior.shape[1]), sums.points
+        epsilon = self._epsilon(params, c * jnp.trace(sums.features) / n, n)
+        ridge = n * epsilon / c
+        block = solve_head(prior, sums, ridge, epsilon / c)
+        if self.noise is None:
+            return Adapted(block)
+        return Adapted(block, DensePosterior.of(sums.features / ridge, 1 / ridge))
+
+    def _adapt_general(self, params: MetaParams, support: Points, bound: Bound) -> Adapted:
         """Any block and any loss: steps and curvatures by differentiation, point by point."""
         prior = bound.prior
         apart = PointLosses.of(self.point_loss, support, bound)
         if self._in_span(apart, prior):
-            return self._adapt_in_span(params, apart, prior)
+            return Adapted(self._adapt_in_span(params, apart, prior))
         steps, curvature = self._fan(params, apart, prior)
-        epsilon = self._epsilon(params, apart.mean_scale(curvature.traces()))
+        epsilon = self._epsilon(params, apart.mean_scale(curvature.traces()), apart.count)
         if self.solver == "naive":
             fan = jax.tree.map(jnp.add, prior, steps)
-            return precision.literal(fan, curvature, apart.weight, epsilon)
-        return precision.aggregate(prior, steps, curvature, apart.weight, epsilon)
+            block = precision.literal(fan, curvature, apart.weight, epsilon)
+        else:
+            block = precision.aggregate(prior, steps, curvature, apart.weight, epsilon)
+        if not isinstance(curvature, precision.LowRank):
+            return Adapted(block)
+        rows = curvature.rows()
+        return self._with_posterior(params, block, rows, apart.count * epsilon)
 
     def _fan(
         self, params: MetaParams, apart: PointLosses, prior: PyTree
@@ -246,7 +409,7 @@ class Lava:
         """eps, given outputs and J_i J_i^T ``[N, k, k]`` at the prior."""
         s = apart.loss_factors(f)
         traces = jnp.einsum("nkr,nkl,nlr->n", s, blocks, s, precision="highest")
-        return self._epsilon(params, apart.mean_scale(traces))
+        return self._epsilon(params, apart.mean_scale(traces), apart.count)
 
     def _newton(self, params: MetaParams, apart: PointLosses, f: Array, blocks: Array) -> Array:
         """a ``[N, k]``, d_i = J_i^T a_i, of steps to the least of each linearised point."""
@@ -266,6 +429,8 @@ class Lava:
         near singular as that of a context can be, which would spoil the coefficients.
         """
         if not isinstance(self.subspace, Full) or self.curvature != "ggn":
+            return False
+        if self.noise is not None:  # the posterior needs the rows of the Jacobian
             return False
         if not self._at_prior or not (self._linear_steps or self.inner_steps == 1):
             return False
@@ -304,7 +469,7 @@ class Lava:
         prior = bound.prior
         apart = PointLosses.of(self.point_loss, support, bound)
         steps, curvature = self._fan(params, apart, prior)
-        epsilon = self._epsilon(params, apart.mean_scale(curvature.traces()))
+        epsilon = self._epsilon(params, apart.mean_scale(curvature.traces()), apart.count)
         hessians = curvature.matrices()
         total = precision.add_diagonal(jnp.sum(hessians, axis=0), apart.count * epsilon)
         return LavaDiagnostics(
@@ -344,6 +509,20 @@ def lava_converged(**settings: Any) -> Lava:
         **settings: any other field of ``Lava``.
     """
     return Lava(**{"inner_steps": "converged", "learn_epsilon": True, **settings})
+
+
+def lava_bayesian(**settings: Any) -> Lava:
+    """The setting of ``Lava`` that we recommend for error bars: the posterior, by its likelihood.
+
+    Bayesian linear regression in a head, with learned noise and a learned prior variance; training
+    by the density of the query often lowers the error of the mean too.
+
+    Args:
+        **settings: any other field of ``Lava``.
+    """
+    bayesian = {"inner_steps": "map", "prior_correction": True, "noise": 0.1, "outer": "nll"}
+    learned = {"learn_epsilon": True, "learn_noise": True, "epsilon_floor": 1e-6}
+    return Lava(**{**bayesian, **learned, **settings})
 
 
 def _geometric(ratio: Array, terms: int) -> Array:

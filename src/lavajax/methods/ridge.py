@@ -19,11 +19,12 @@ from lavajax.methods.base import (
     regulariser,
     scalar,
 )
-from lavajax.methods.head import at_head
+from lavajax.methods.head import AtHead, at_head
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
 from lavajax.subspace import Head
+from lavajax.sums import Sums, solve_head, sums_of
 from lavajax.types import Adapted, Array, MetaParams, Points
 
 
@@ -101,20 +102,40 @@ class Ridge:
         del key  # deterministic
         if support.x.shape[0] == 0:
             return Adapted(self._of_outputs(params, prior_of(self, params).block))
-        support, bound = bind_support(self, params, support)
-        loss = self.point_loss
-        if isinstance(loss, CrossEntropy):
-            targets = loss.one_hot(loss.cast(support.y, bound.prior.dtype), bound.prior.dtype)
-            support, loss = dataclasses.replace(support, y=targets), SquaredError()
-        at = at_head(loss, support, bound)
-        strength = regulariser(params, "log_ridge", self.ridge, self.ridge_floor, at.scale)
-        move = precision.solve_kronecker_head(at.z, at.residual, at.n * strength, self.solver)
-        return Adapted(self._of_outputs(params, bound.prior - move))
+        at = self._at_head(params, support)
+        ridge = at.n * self._strength(params, at.scale)
+        move = precision.solve_kronecker_head(at.z, at.residual, ridge, self.solver)
+        return Adapted(self._of_outputs(params, prior_of(self, params).block - move))
+
+    def absorb(self, params: MetaParams, points: Points) -> Sums:
+        """The sums of some points ``[N]``, N >= 0, for adaptation as they arrive."""
+        at = self._at_head(params, points)
+        return sums_of(at.z, -at.residual, jnp.zeros_like(at.residual), at.weight)
+
+    def conclude(self, params: MetaParams, sums: Sums) -> Adapted:
+        """What ``adapt`` gives for all points of the sums."""
+        n = sums.points
+        ridge = n * self._strength(params, jnp.trace(sums.features) / n)
+        head = solve_head(prior_of(self, params).block, sums, ridge, 0.0)
+        return Adapted(self._of_outputs(params, head))
 
     predict = predict_mean
     loss = query_loss
     memory = no_memory
     step = gradient_step
+
+    def _at_head(self, params: MetaParams, support: Points) -> AtHead:
+        """The support as a regression, of classes onto one-hot targets."""
+        support, bound = bind_support(self, params, support)
+        loss = self.point_loss
+        if isinstance(loss, CrossEntropy):
+            targets = loss.one_hot(loss.cast(support.y, bound.prior.dtype), bound.prior.dtype)
+            support, loss = dataclasses.replace(support, y=targets), SquaredError()
+        return at_head(loss, support, bound)
+
+    def _strength(self, params: MetaParams, scale: Array) -> Array | float:
+        """lambda, given mean_i ||z_i||^2."""
+        return regulariser(params, "log_ridge", self.ridge, self.ridge_floor, scale)
 
     def _of_outputs(self, params: MetaParams, head: Array) -> Array:
         """The head of the outputs ``[P, k]``, given that of the regression."""

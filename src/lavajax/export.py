@@ -1,0 +1,123 @@
+"""Compiled adaptation for programs that have JAX, and not this library."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import export as jax_export
+
+from lavajax import api, leaves
+from lavajax.extras import require
+from lavajax.types import Array, MetaParams, Points, PyTree
+
+ADAPT, PREDICT = "adapt.jax", "predict.jax"
+
+
+def export(
+    params: MetaParams,
+    path: str | Path,
+    *,
+    shots: int,
+    platforms: Sequence[str] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Writes ``adapt`` and ``predict`` as programs of StableHLO, with the parameters inside.
+
+    Both take and return plain dicts of arrays. A program that calls them needs jax and flatbuffers:
+
+        from jax import export
+        adapt = export.deserialize(bytearray(open("model/adapt.jax", "rb").read())).call
+        predict = export.deserialize(bytearray(open("model/predict.jax", "rb").read())).call
+        adapted = adapt({"x": x, "y": y, "mask": mask})   # x [shots, ...], y [shots, k]
+        prediction = predict(adapted, {"x": at})          # at [M, ...]: {"mean": [M, k], ...}
+
+    Values are not checked: what is not finite propagates.
+
+    Args:
+        params: meta-parameters of one seed, of a method whose answer without a key is defined.
+        path: the folder to make.
+        shots: the most support points; fewer have a mask that is False for the rest.
+        platforms: what to compile for, of ``"cpu"``, ``"cuda"``, ``"rocm"`` and ``"tpu"``; None:
+            that of this process.
+        overwrite: replace an older export, which stays until the new one is whole.
+
+    Returns:
+        The folder, absolute.
+
+    Raises:
+        ValueError: an argument cannot be, or ``path`` is in use.
+        ModuleNotFoundError: flatbuffers is missing; the message has the command that installs it.
+        OSError: the folder cannot be written.
+    """
+    require("flatbuffers", "export", "exporting a model")
+    api.check_params(params)
+    if shots < 1:
+        raise ValueError(f"shots must be at least 1, got {shots}")
+    path = Path(path).absolute()
+    _check_free(path, overwrite)
+    programs = _programs(params, shots, platforms)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        for name, program in programs.items():
+            (temporary / name).write_bytes(program)
+        if path.exists():
+            for name in programs:  # each whole: it is renamed over the old one
+                os.replace(temporary / name, path / name)
+        else:
+            temporary.chmod(0o755)
+            temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return path
+
+
+def _check_free(path: Path, overwrite: bool) -> None:
+    if not path.exists():
+        return
+    if not overwrite:
+        raise ValueError(f"path must be new, {path} is in use; overwrite=True replaces an export")
+    if not path.is_dir() or {p.name for p in path.iterdir()} != {ADAPT, PREDICT}:
+        raise ValueError(f"path must be an export to be overwritten, {path} is something else")
+
+
+def _programs(
+    params: MetaParams, shots: int, platforms: Sequence[str] | None
+) -> dict[str, bytearray]:
+    spec = params.spec
+
+    def adapt(support: dict[str, Array]) -> dict[str, Array]:
+        return leaves.named(api.adapt(params, Points(**support)))
+
+    support = {
+        "x": jax.ShapeDtypeStruct((shots, *spec.x_shape), _canonical(spec.x_dtype)),
+        "y": jax.ShapeDtypeStruct((shots, *spec.y_shape), _canonical(spec.y_dtype)),
+        "mask": jax.ShapeDtypeStruct((shots,), jnp.bool_),
+    }
+    like = jax.eval_shape(lambda support: api.adapt(params, Points(**support)), support)
+
+    def predict(adapted: dict[str, Array], at: dict[str, Array]) -> dict[str, Array]:
+        parts = [adapted[name] for name in leaves.named(like)]
+        whole = jax.tree.unflatten(jax.tree.structure(like), parts)
+        prediction = api.predict(params, whole, at["x"])
+        return {name: leaf for name, leaf in vars(prediction).items() if leaf is not None}
+
+    (m,) = jax_export.symbolic_shape("m")
+    at = {"x": jax.ShapeDtypeStruct((m, *spec.x_shape), _canonical(spec.x_dtype))}
+    adapted = jax.eval_shape(adapt, support)
+
+    def serialize(fn: Any, *args: PyTree) -> bytearray:
+        return jax_export.export(jax.jit(fn), platforms=platforms)(*args).serialize()
+
+    return {ADAPT: serialize(adapt, support), PREDICT: serialize(predict, adapted, at)}
+
+
+def _canonical(dtype: str) -> jnp.dtype:
+    return jnp.dtype(jax.dtypes.canonicalize_dtype(dtype))

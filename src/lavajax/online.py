@@ -1,0 +1,112 @@
+"""Adaptation as points arrive, without keeping them.
+
+A head in closed form adapts by four sums over points (``lavajax.sums``), which are all that there
+is to know of the past, however many points it had. To take in a point costs O(P^2), to read the
+estimate one solve of P x P; nothing changes its shape, and nothing is compiled again.
+
+    sums = lavajax.online(params)
+    for x, y in stream:
+        sums = lavajax.update(params, sums, (x[None], y[None]))
+        adapted = lavajax.estimate(params, sums)
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from lavajax.api import check_params, check_points
+from lavajax.sums import Sums
+from lavajax.types import Adapted, Array, MetaParams, Points
+
+
+class OnlineMethod(Protocol):
+    """A method whose adaptation needs no more of the support than sums."""
+
+    def absorb(self, params: MetaParams, points: Points) -> Sums:
+        """The sums of some points ``[N]``, N >= 0."""
+
+    def conclude(self, params: MetaParams, sums: Sums) -> Adapted:
+        """What ``adapt`` gives for all points that are in the sums."""
+
+
+def online(params: MetaParams, support: Points | tuple[Any, Any] | None = None) -> Sums:
+    """Begins to follow a task.
+
+    Args:
+        params: meta-parameters of a method with a linear head in closed form, such as ``Lava()``.
+        support: the first points, as for ``adapt``; None without any.
+
+    Returns:
+        Their sums, for ``update`` and ``estimate``.
+
+    Raises:
+        ValueError: the method cannot adapt on-line, or the points are not those of the model.
+    """
+    method = _check_method(params)
+    if support is None:
+        spec = params.spec
+        x = jnp.zeros((0, *spec.x_shape), spec.x_dtype)
+        return method.absorb(params, Points(x, jnp.zeros((0, *spec.y_shape), spec.y_dtype)))
+    return _absorb(params.standardised, check_points(params, support))
+
+
+def update(
+    params: MetaParams, sums: Sums, points: Points | tuple[Any, Any], *, forget: float | Array = 1.0
+) -> Sums:
+    """Takes in more points of a task.
+
+    Args:
+        params: as in ``online``.
+        sums: of the points so far.
+        points: new ones, ``[N]``, as for ``adapt``; a mask makes any number of them one shape.
+        forget: what the points so far count for from now on, in (0, 1]: a task that changes is
+            followed at about 1/(1 - forget) updates' length.
+
+    Raises:
+        ValueError: as in ``online``; or ``forget`` is not in (0, 1].
+    """
+    _check_method(params)
+    _check_sums(sums)
+    if not isinstance(forget, jax.core.Tracer) and not 0 < float(forget) <= 1:
+        raise ValueError(f"forget must be above 0 and at most 1, got {forget}")
+    return _update(params.standardised, sums, check_points(params, points), forget)
+
+
+def estimate(params: MetaParams, sums: Sums) -> Adapted:
+    """The outcome of adapting to all points at once, for ``predict``.
+
+    Raises:
+        ValueError: as in ``online``.
+    """
+    _check_method(params)
+    _check_sums(sums)
+    return _conclude(params.standardised, sums)
+
+
+_absorb = jax.jit(lambda params, points: params.method.absorb(params, points))
+_conclude = jax.jit(lambda params, sums: params.method.conclude(params, sums))
+
+
+@jax.jit
+def _update(params: MetaParams, sums: Sums, points: Points, forget: float | Array) -> Sums:
+    new = params.method.absorb(params, points)  # type: ignore[attr-defined]
+    return jax.tree.map(lambda old, more: forget * old + more, sums, new)
+
+
+def _check_method(params: MetaParams) -> OnlineMethod:
+    check_params(params)
+    method: Any = params.method
+    if not callable(getattr(method, "absorb", None)):
+        raise ValueError(
+            "params must be of a method that adapts by sums over points, such as Lava() with a "
+            f"head, Ridge() or Alpaca(), got {method!r}"
+        )
+    return method
+
+
+def _check_sums(sums: Any) -> None:
+    if not isinstance(sums, Sums):
+        raise ValueError(f"sums must be what online or update returned, got {type(sums).__name__}")

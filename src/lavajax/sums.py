@@ -1,0 +1,64 @@
+r"""Sums over the points of a task: all that a head in closed form needs of them.
+
+With steps d_i and curvatures H_i of the points, and an eps that a point brings,
+
+    theta' = theta_0 + (sum_i H_i + N eps I)^-1 (sum_i H_i d_i + eps sum_i d_i).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lavajax import precision
+from lavajax.types import Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """Sums over the points of a task, for a head W ``[P, k]``.
+
+    Attributes:
+        features: sum_i z_i z_i^T, ``[P, P]``: the curvature of any one output, over c.
+        curved: sum_i z_i z_i^T d_i, ``[P, k]``, likewise.
+        steps: sum_i d_i, ``[P, k]``; 0 of methods whose regulariser leaves the steps alone.
+        count: N, a scalar.
+    """
+
+    features: Array
+    curved: Array
+    steps: Array
+    count: Array
+
+    @property
+    def points(self) -> Array:
+        """N as regularisers count it: 1 where there is no point."""
+        return jnp.where(self.count > 0, self.count, 1.0)
+
+
+def sums_of(z: Array, steps: Array, extra: Array, weight: Array) -> Sums:
+    """The sums of points whose steps lie along their features.
+
+    Args:
+        z: features ``[N, P]``; 0 for padding.
+        steps: s ``[N, k]`` with z_i z_i^T d_i = z_i s_i.
+        extra: t ``[N, k]`` with d_i = z_i t_i, or 0.
+        weight: ``[N]``, 0 for padding.
+    """
+    exact = lax.Precision.HIGHEST
+    return Sums(
+        features=jnp.matmul(z.T, z, precision=exact),
+        curved=jnp.matmul(z.T, steps, precision=exact),
+        steps=jnp.matmul(z.T, extra, precision=exact),
+        count=jnp.sum(weight),
+    )
+
+
+def solve_head(prior: Array, sums: Sums, ridge: Array | float, share: Array | float) -> Array:
+    """W_0 + (sum z z^T + ridge I)^-1 (curved + share steps), ``[P, k]``."""
+    system = precision.add_diagonal(sums.features, ridge)
+    return prior + precision.solve_positive(system, sums.curved + share * sums.steps)

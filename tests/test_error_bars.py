@@ -1,0 +1,225 @@
+"""LAVA's posterior: against Bayesian regression in NumPy, and against dense matrices."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lavajax as lj
+from helpers import (
+    RELU,
+    TANH,
+    adapt,
+    assert_close,
+    flat,
+    make_labels,
+    make_params,
+    make_points,
+    numpy_features,
+    prior_block,
+    with_method,
+)
+from lavajax.precision import posterior_draw
+
+BAYES = lj.Lava(
+    RELU,
+    inner_steps="map",
+    epsilon=0.3,
+    learn_epsilon=True,
+    epsilon_floor=1e-6,
+    prior_correction=True,
+    noise=0.4,
+    learn_noise=True,
+    outer="nll",
+)
+PLAIN = dataclasses.replace(BAYES, learn_epsilon=False, learn_noise=False, outer="mse")
+SOLVERS = pytest.mark.parametrize("solver", ["primal", "dual", "naive"])
+BLOCKS = pytest.mark.parametrize("subspace", [lj.Context(3), lj.Full()], ids=["context", "full"])
+
+
+def predicted(params, support, x):
+    return lj.predict(params, lj.adapt(params, support), x)
+
+
+def with_noises(params, noises):
+    """A different noise in every output."""
+    return params.replace_learned({**params.learned, "log_noise": jnp.log(jnp.asarray(noises))})
+
+
+@SOLVERS
+@pytest.mark.parametrize("n", [3, 12])
+def test_a_head_is_bayesian_linear_regression_in_numpy(x64, solver, n):
+    """Prior N(W_0, sigma^2 c / eps), with a point of padding and three outputs."""
+    support, query = make_points(n, 3, mask=np.arange(n) != 1), make_points(5, 3, seed=4)
+    params = make_params(dataclasses.replace(BAYES, solver=solver), support)
+    noises, c = np.array([0.2, 0.5, 1.5]), 2 / 3
+    params = with_noises(params, noises)
+    z, y = numpy_features(params, support.x), np.asarray(support.y)
+    z, y = np.delete(z, 1, axis=0), np.delete(y, 1, axis=0)
+    head = np.asarray(params["head"])
+    ridge = (0.3 + 1e-6 * c * np.sum(z**2)) / c  # with the floor of a learned eps
+    precision = z.T @ z + ridge * np.eye(z.shape[1])
+    block = head + np.linalg.solve(precision, z.T @ (y - z @ head))
+    at = numpy_features(params, query.x)
+    variance = np.sum(at.T * np.linalg.solve(precision, at.T), axis=0)
+    actual = predicted(params, support, query.x)
+    assert_close(actual.mean, at @ block, 1e-9)
+    assert_close(actual.epistemic, variance[:, None] * noises**2, 1e-9)
+    assert_close(actual.noise, np.broadcast_to(noises**2, (5, 3)), 1e-12)
+
+
+def test_it_is_alpaca_with_an_isotropic_prior(x64):
+    support, query = make_points(4, 2), make_points(5, 2, seed=4)
+    params = make_params(dataclasses.replace(PLAIN, model=TANH), support)
+    other = lj.Alpaca(TANH, noise=0.4, prior_precision=0.3)  # c = 1
+    learned = make_params(other, support).learned
+    alpaca = dataclasses.replace(with_method(params, other), learned={**learned, **params.learned})
+    mine, theirs = predicted(params, support, query.x), predicted(alpaca, support, query.x)
+    assert_close(mine.mean, theirs.mean, 1e-9)
+    assert_close(mine.epistemic, theirs.epistemic, 1e-9)
+
+
+@BLOCKS
+@pytest.mark.parametrize("steps", [2, "converged"])
+def test_other_blocks_have_the_posterior_of_the_linearised_network(x64, subspace, steps):
+    """sigma^2 c J (sum H_i + eps I)^-1 J^T, with every matrix written out."""
+    method = dataclasses.replace(PLAIN, model=TANH, subspace=subspace, inner_steps=steps)
+    support, query = make_points(3, 2, mask=[1, 0, 1]), make_points(4, 2, seed=4)
+    params = make_params(method, support)
+    diagnosed = method.diagnose(params, support)
+    n = diagnosed.hessians.shape[-1]
+    total = np.asarray(diagnosed.hessians).sum(axis=0) + 0.3 * np.eye(n)
+    adapted = lj.adapt(params, support)
+    vector, unravel = jax.flatten_util.ravel_pytree(adapted.block)
+
+    def outputs(block):
+        return lj.predict(params, dataclasses.replace(adapted, block=unravel(block)), query.x).mean
+
+    rows = np.asarray(jax.jacobian(outputs)(vector))
+    expected = 0.4**2 * np.einsum("mkn,mkn->mk", rows, rows @ np.linalg.inv(total))
+    assert_close(lj.predict(params, adapted, query.x).epistemic, expected, 1e-8)
+
+
+@pytest.mark.parametrize(
+    "subspace", [lj.Head(), lj.Context(3), lj.Full()], ids=["head", "context", "full"]
+)
+def test_no_point_leaves_the_prior(x64, subspace):
+    """An empty support, or one of padding alone, whatever it holds."""
+    query = make_points(4, 2, seed=4)
+    params = make_params(dataclasses.replace(PLAIN, subspace=subspace), query)
+    empty = lj.Points(query.x[:0], query.y[:0])
+    adapted = lj.adapt(params, empty)
+    assert_close(adapted.block, prior_block(params), 0.0)
+    assert_close(adapted.posterior.prior, 1 / 0.3, 1e-12)
+    padding = lj.Points(jnp.full_like(query.x, jnp.nan), query.y, jnp.zeros(4, bool))
+    actual, expected = predicted(params, padding, query.x), predicted(params, empty, query.x)
+    assert_close(actual.mean, expected.mean, 1e-12)
+    assert_close(actual.epistemic, expected.epistemic, 1e-12)
+    if isinstance(subspace, lj.Head):
+        z = numpy_features(params, query.x)
+        variance = 0.4**2 / 0.3 * np.sum(z**2, axis=1)
+        assert_close(expected.epistemic, np.stack([variance] * 2, axis=1), 1e-9)
+
+
+def test_more_points_leave_less_open(x64):
+    support, query = make_points(6, 2), make_points(5, 2, seed=4)
+    params = make_params(PLAIN, support)
+    open_ = [
+        flat(predicted(params, lj.Points(support.x[:n], support.y[:n]), query.x).epistemic)
+        for n in range(7)
+    ]
+    assert all((after < before).all() for before, after in itertools.pairwise(open_))
+
+
+@pytest.mark.parametrize(
+    "subspace", [lj.Head(), lj.Context(3), lj.Full()], ids=["head", "context", "full"]
+)
+@pytest.mark.parametrize("solver", ["auto", "naive"])
+def test_the_correction_gives_a_point_the_nth_part_of_epsilon(x64, subspace, solver):
+    support = make_points(5, 2, mask=[1, 1, 0, 1, 1])
+    method = lj.Lava(
+        RELU, subspace=subspace, inner_steps=2, prior_correction=True, epsilon=0.8, solver=solver
+    )
+    params = make_params(method, support)
+    other = dataclasses.replace(method, prior_correction=False, epsilon=0.2)
+    assert_close(adapt(params, support), adapt(with_method(params, other), support), 1e-10)
+
+
+@pytest.mark.parametrize("n", [0, 3, 9])
+@pytest.mark.parametrize("route", ["primal", "dual"])
+def test_draws_have_the_covariance_of_the_posterior(x64, n, route):
+    z = np.asarray(jax.random.normal(jax.random.key(1), (n, 4)))
+    draws = np.asarray(posterior_draw(jax.random.key(2), jnp.asarray(z), (200, 200), route))
+    expected = np.linalg.inv(np.eye(4) + z.T @ z)
+    np.testing.assert_allclose(np.cov(draws.reshape(-1, 4).T), expected, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        BAYES,
+        dataclasses.replace(PLAIN, subspace=lj.Context(3)),
+        lj.Alpaca(RELU, noise=0.4),
+    ],
+    ids=["head", "context", "alpaca"],
+)
+def test_drawn_functions_have_the_predicted_mean_and_variance(method):
+    support, query = make_points(4, 2), make_points(3, 2, seed=4)
+    params = make_params(method, support)
+    adapted = lj.adapt(params, support)
+    expected = lj.predict(params, adapted, query.x)
+    drawn = np.asarray(lj.sample(params, adapted, query.x, jax.random.key(0), number=4000))
+    assert drawn.shape == (4000, 3, 2)
+    std = np.sqrt(np.asarray(expected.epistemic))
+    np.testing.assert_allclose(drawn.mean(axis=0), expected.mean, atol=5 * std.max() / 63)
+    np.testing.assert_allclose(drawn.std(axis=0), std, rtol=0.07)
+
+
+def test_a_draw_is_one_function_at_all_inputs():
+    """Equal inputs, equal values; and what is known by many points does not vary."""
+    support = make_points(4, 2)
+    params = make_params(PLAIN, support)
+    x = jnp.concatenate([support.x, support.x])
+    drawn = lj.sample(params, lj.adapt(params, support), x, jax.random.key(0), number=3)
+    assert_close(drawn[:, :4], drawn[:, 4:], 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lj.Lava(noise=0.1), r"Lava\.noise needs prior_correction=True"),
+        (lambda: lj.Lava(outer="nll"), r"Lava\.outer='nll' needs a noise"),
+        (lambda: lj.Lava(learn_noise=True), r"Lava\.learn_noise=True needs a noise"),
+        (
+            lambda: dataclasses.replace(PLAIN, learn_noise=True),
+            r"Lava\.learn_noise=True needs outer='nll'",
+        ),
+        (lambda: dataclasses.replace(PLAIN, noise=0.0), r"Lava\.noise must be"),
+        (
+            lambda: dataclasses.replace(PLAIN, inner_steps=1, curvature="hessian"),
+            r"Lava\.noise needs curvature='ggn'",
+        ),
+        (
+            lambda: dataclasses.replace(PLAIN, inner_steps=1, point_loss=lj.CrossEntropy(3)),
+            r"Lava\.point_loss must be SquaredError",
+        ),
+    ],
+)
+def test_what_has_no_posterior_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_functions_are_drawn_from_a_posterior_alone():
+    support = make_points(4)
+    params = make_params(lj.Lava(RELU), support)
+    with pytest.raises(ValueError, match="a method with a posterior of functions"):
+        lj.sample(params, lj.adapt(params, support), support.x, jax.random.key(0))
+    params = make_params(PLAIN, support)
+    with pytest.raises(ValueError, match="number must be at least 1"):
+        lj.sample(params, lj.adapt(params, support), support.x, jax.random.key(0), number=0)
+    with pytest.raises(ValueError, match="adapted must be what adapt returned"):
+        lj.sample(params, make_labels(2), support.x, jax.random.key(0))

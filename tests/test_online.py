@@ -1,0 +1,203 @@
+"""Points that arrive one by one lead where all of them at once do."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lavajax as lj
+from helpers import RELU, assert_close, make_labels, make_params, make_points, numpy_features
+
+BAYES = lj.Lava(
+    RELU,
+    inner_steps="converged",
+    learn_epsilon=True,
+    prior_correction=True,
+    noise=0.4,
+    learn_noise=True,
+    outer="nll",
+)
+METHODS = {
+    "lava": lj.Lava(RELU),
+    "lava, three steps": lj.Lava(RELU, inner_steps=3, learn_epsilon=True),
+    "lava, converged": dataclasses.replace(lj.lava_converged(), model=RELU),
+    "lava, map": lj.Lava(RELU, inner_steps="map"),
+    "lava, error bars": BAYES,
+    "lava, error bars, map": dataclasses.replace(BAYES, inner_steps="map"),
+    "ridge": lj.Ridge(RELU),
+    "ridge, labels": lj.Ridge(RELU, lj.CrossEntropy(3)),
+    "alpaca": lj.Alpaca(RELU, noise=0.4),
+}
+
+
+def points_for(method, n, seed=0, mask=None):
+    if isinstance(method.point_loss, lj.CrossEntropy):
+        return make_labels(n, seed=seed, mask=mask)
+    return make_points(n, 2, seed=seed, mask=mask)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_one_by_one_is_all_at_once(x64, name):
+    """The first points together, then single ones, then a batch with padding of NaN."""
+    method = METHODS[name]
+    support, query = points_for(method, 14), points_for(method, 4, seed=4)
+    params = make_params(method, support)
+
+    def part(start, stop):
+        return lj.Points(support.x[start:stop], support.y[start:stop])
+
+    sums = lj.online(params, part(0, 3))
+    for i in range(3, 10):
+        sums = lj.update(params, sums, part(i, i + 1))
+    mask = jnp.array([1, 1, 0, 1, 1, 0], bool)
+    spread = jnp.array([10, 11, 11, 12, 13, 13])
+    x = jnp.where(mask[:, None], support.x[spread], jnp.nan)
+    sums = lj.update(params, sums, lj.Points(x, support.y[spread], mask))
+    actual, expected = lj.estimate(params, sums), lj.adapt(params, support)
+    assert_close(actual.block, expected.block, 1e-10)
+    ours, theirs = (lj.predict(params, a, query.x) for a in (actual, expected))
+    assert_close(ours.mean, theirs.mean, 1e-10)
+    if theirs.epistemic is not None:
+        assert_close(ours.epistemic, theirs.epistemic, 1e-8)
+
+
+@pytest.mark.parametrize("name", ["lava", "lava, error bars", "ridge", "alpaca"])
+def test_no_point_leaves_the_prior(x64, name):
+    method = METHODS[name]
+    example = points_for(method, 3)
+    params = make_params(method, example)
+    empty = lj.adapt(params, lj.Points(example.x[:0], example.y[:0]))
+    mask = lj.Points(example.x, example.y, jnp.zeros(3, bool))
+    for sums in (lj.online(params), lj.update(params, lj.online(params), mask)):
+        actual = lj.estimate(params, sums)
+        assert_close(actual.block, empty.block, 1e-12)
+        if actual.posterior is not None:
+            ours, theirs = (lj.predict(params, a, example.x) for a in (actual, empty))
+            assert_close(ours.epistemic, theirs.epistemic, 1e-10)
+
+
+def test_forgetting_weighs_points_by_their_age(x64):
+    """Against weighted ridge regression in NumPy, the count weighed alike."""
+    support = make_points(5, 2)
+    params = make_params(lj.Ridge(RELU, learn_ridge=False, ridge=0.3), support)
+    sums = lj.online(params)
+    for i in range(5):
+        new = lj.Points(support.x[i : i + 1], support.y[i : i + 1])
+        sums = lj.update(params, sums, new, forget=0.7)
+    z, y = numpy_features(params, support.x), np.asarray(support.y)
+    head, weight = np.asarray(params["head"]), 0.7 ** np.arange(4, -1, -1)
+    system = (z.T * weight) @ z + weight.sum() * 0.3 * np.eye(z.shape[1])
+    expected = head + np.linalg.solve(system, (z.T * weight) @ (y - z @ head))
+    assert_close(lj.estimate(params, sums).block, expected, 1e-10)
+
+
+def test_a_changed_task_is_followed_by_forgetting_alone():
+    before, after = make_points(200, 1), make_points(200, 1)
+    truth = jnp.sin(before.x), -jnp.sin(after.x)
+    params = make_params(METHODS["lava, error bars"], make_points(3, 1))
+
+    def error(forget):
+        sums = lj.online(params, lj.Points(before.x, truth[0]))
+        for i in range(40):
+            new = lj.Points(after.x[i : i + 1], truth[1][i : i + 1])
+            sums = lj.update(params, sums, new, forget=forget)
+        mean = lj.predict(params, lj.estimate(params, sums), after.x).mean
+        return float(jnp.mean((mean - truth[1]) ** 2))
+
+    assert error(0.9) < 0.3 * error(1.0)
+
+
+def test_float32_drifts_little_over_ten_thousand_updates():
+    """Against one solve in NumPy float64."""
+    support, query = make_points(10_000, 1), make_points(50, 1, seed=4)
+    truth = jnp.sin(2 * support.x) + 0.1 * support.y
+    params = make_params(lj.Ridge(RELU, learn_ridge=False, ridge=0.01), support)
+
+    @jax.jit
+    def follow(x, y):
+        def absorb(sums, point):
+            return lj.update(params, sums, (point[0][None], point[1][None])), None
+
+        return jax.lax.scan(absorb, lj.online(params), (x, y))[0]
+
+    mean = lj.predict(params, lj.estimate(params, follow(support.x, truth)), query.x).mean
+    z, at = (numpy_features(params, p.x).astype(np.float64) for p in (support, query))
+    head, y = np.asarray(params["head"], np.float64), np.asarray(truth, np.float64)
+    system = z.T @ z + 10_000 * 0.01 * np.eye(z.shape[1])
+    expected = at @ (head + np.linalg.solve(system, z.T @ (y - z @ head)))
+    error = np.abs(np.asarray(mean) - expected).max() / np.abs(expected).max()
+    assert error < 1e-3
+
+
+def test_nothing_is_compiled_again_as_points_arrive():
+    traces = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Counting:
+        """A backbone that notes every time it is traced."""
+
+        def init(self, key, x, context=None):
+            return {}, {}
+
+        def features(self, weights, fixed, x, *, context=None, mask=None):
+            traces.append(x.shape)
+            return x
+
+    support = make_points(30, 1)
+    params = make_params(lj.Lava(Counting()), support)
+    sums = lj.online(params)
+    after_first = None
+    for i in range(30):
+        sums = lj.update(params, sums, (support.x[i : i + 1], support.y[i : i + 1]))
+        lj.predict(params, lj.estimate(params, sums), support.x[:1])
+        after_first = after_first or len(traces)
+    assert len(traces) == after_first
+
+
+def test_it_goes_through_jit_and_vmap():
+    """Several tasks followed at once."""
+    method = METHODS["lava, error bars"]
+    tasks = [make_points(4, 2, seed=s) for s in range(3)]
+    params = make_params(method, tasks[0])
+    x, y = (jnp.stack([getattr(t, name) for t in tasks]) for name in "xy")
+
+    def follow(x, y):
+        return lj.estimate(
+            params, lj.update(params, lj.online(params, (x[:2], y[:2])), (x[2:], y[2:]))
+        )
+
+    together = jax.jit(jax.vmap(follow))(x, y)
+    for i, task in enumerate(tasks):
+        assert_close(together.block[i], lj.adapt(params, task).block, 2e-4)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (lj.Anil(RELU), "a method that adapts by sums"),
+        (lj.Lava(RELU, subspace=lj.Context(3)), "a head in closed form"),
+        (lj.Lava(RELU, curvature="hessian"), "a head in closed form"),
+    ],
+)
+def test_what_needs_the_points_is_refused(method, message):
+    support = make_points(3)
+    params = make_params(method, support)
+    with pytest.raises(ValueError, match=message):
+        lj.online(params)
+
+
+def test_bad_input_is_refused():
+    support = make_points(3)
+    params = make_params(lj.Lava(RELU), support)
+    sums = lj.online(params, support)
+    for forget in (0.0, 1.1, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="forget must be above 0 and at most 1"):
+            lj.update(params, sums, support, forget=forget)
+    with pytest.raises(ValueError, match=r"support\.x must be finite"):
+        lj.update(params, sums, (jnp.full((1, 1), jnp.nan), support.y[:1]))
+    with pytest.raises(ValueError, match="sums must be what online or update returned"):
+        lj.estimate(params, lj.adapt(params, support))
+    with pytest.raises(ValueError, match="sums must be what online or update returned"):
+        lj.update(params, None, support)

@@ -4,6 +4,7 @@ One module per data set reads it as published; ``builders`` has the TFDS builder
 package imports none of the optional packages: what needs them imports them.
 """
 
+from lavajax.datasets.air_quality import load_air_quality as load_air_quality
 from lavajax.datasets.images import ImageArrays as ImageArrays
 from lavajax.datasets.mini_imagenet import load_mini_imagenet as load_mini_imagenet
 from lavajax.datasets.omniglot import load_omniglot as load_omniglot

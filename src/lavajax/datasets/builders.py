@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from lavajax.datasets import mini_imagenet, omniglot
+from lavajax.datasets import air_quality, mini_imagenet, omniglot
 from lavajax.datasets.base import fingerprint
 from lavajax.extras import require
 
@@ -128,6 +128,36 @@ def _tensor(shape: tuple[int, ...], dtype: Any) -> Any:
 
 def _text() -> Any:
     return tfds.features.Tensor(shape=(), dtype=np.str_)
+
+
+class BeijingAirQuality(tfds.core.GeneratorBasedBuilder):
+    """Hourly air quality and weather of 12 stations in Beijing, 2013 to 2017, NaN where missing."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    files = staticmethod(air_quality.files)
+    __init__ = _init
+    download_and_prepare = _download_and_prepare
+    _log_download_bytes = _log_download_done = _silent
+
+    def _info(self) -> Any:
+        return _info(
+            self,
+            {
+                "measurements": _tensor(
+                    (air_quality.HOURS, len(air_quality.MEASUREMENTS)), np.float32
+                ),
+                "station": _text(),
+            },
+            licence="CC BY 4.0",
+            homepage="https://archive.ics.uci.edu/dataset/501",
+            citation="Chen: Beijing Multi-Site Air Quality. UCI Machine Learning Repository (2019)",
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        return {"stations": self._generate_examples()}
+
+    def _generate_examples(self) -> Any:
+        return enumerate(air_quality.examples(self.source))
 
 
 class OmniglotDrawings(tfds.core.GeneratorBasedBuilder):

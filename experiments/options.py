@@ -32,6 +32,7 @@ TASKS: dict[str, Any] = {
     "van-der-pol": lavajax.VanDerPol,
     "cartpole": lavajax.Cartpole,
     "air-quality": lavajax.AirQuality,
+    "radio": lavajax.Radio,
 }
 METHODS: dict[str, Any] = {
     "lava": lavajax.Lava(),

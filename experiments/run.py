@@ -53,8 +53,9 @@ from folder import (
     RunFolder,
     read_json,
 )
-from options import Evaluate, Resume, RunOptions, Settings, parse
-from reference import paper_value, reference_errors
+from gaussian_process import require_sklearn
+from options import Evaluate, Resume, RunOptions, Settings, Variant, parse
+from reference import has_gaussian_process, paper_value, reference_errors
 from report import Reporter, TensorBoard, table
 
 
@@ -141,6 +142,8 @@ def check_extras(settings: Settings) -> None:
         require("tensorboardX", "experiments", "--tensorboard")
     if settings.run.figures:
         require("matplotlib", "experiments", "drawing figures (--no-figures leaves them out)")
+    if has_gaussian_process(Variant.split(settings.task)[0]):
+        require_sklearn()
 
 
 @dataclasses.dataclass

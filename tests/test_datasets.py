@@ -177,7 +177,7 @@ def test_mini_imagenet_from_lists_and_images(mini_folder, tmp_path):
 
 
 def test_mini_imagenet_lists_of_another_split_are_told(mini_folder):
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="not the published list") as told:
         mini.files(mini_folder)
     for warning, (split, stem) in zip(told, mini.SPLITS.items(), strict=True):
         assert f"{stem}.csv is not the published list" in str(warning.message)

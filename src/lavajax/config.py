@@ -39,6 +39,7 @@ from lavajax.subspace import Context, Full, Head
 from lavajax.tasks.air_quality import AirQuality
 from lavajax.tasks.cartpole import Cartpole
 from lavajax.tasks.dynamics import FitzHughNagumo, MassSpring, Pendulum, VanDerPol
+from lavajax.tasks.radio import Radio, SyntheticFm
 from lavajax.tasks.sine import Sine
 from lavajax.tasks.variants import FixedTasks, NoisyLabels, VaryingShots
 
@@ -53,7 +54,8 @@ CLASSES: dict[str, Any] = {
         *(MLP, Head, Context, Full),
         *(SquaredError, CrossEntropy),
         *(Sine, FitzHughNagumo, MassSpring, Pendulum, VanDerPol, Cartpole),
-        *(AirQuality, NoisyLabels, FixedTasks, VaryingShots),
+        *(AirQuality, Radio, SyntheticFm),
+        *(NoisyLabels, FixedTasks, VaryingShots),
     )
 }
 

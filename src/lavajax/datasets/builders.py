@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from lavajax.datasets import air_quality, mini_imagenet, omniglot
+from lavajax.datasets import air_quality, mini_imagenet, omniglot, radio
 from lavajax.datasets.base import fingerprint
 from lavajax.extras import require
 
@@ -158,6 +158,35 @@ class BeijingAirQuality(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self) -> Any:
         return enumerate(air_quality.examples(self.source))
+
+
+class RadiomlFm(tfds.core.GeneratorBasedBuilder):
+    """RadioML 2018.01A, frequency modulation at 20 dB and more: the first 100 steps, I and Q."""
+
+    VERSION = tfds.core.Version("1.0.0")
+    files = staticmethod(radio.files)
+    __init__ = _init
+    download_and_prepare = _download_and_prepare
+    _log_download_bytes = _log_download_done = _silent
+
+    def _info(self) -> Any:
+        return _info(
+            self,
+            {
+                "signal": _tensor((radio.STEPS, 2), np.float32),
+                "snr": tfds.features.Scalar(np.int32),
+            },
+            licence="CC BY-NC-SA 4.0",
+            homepage="https://www.deepsig.ai/datasets",
+            citation="O'Shea, Roy, Clancy: Over-the-air deep learning based radio signal "
+            "classification. IEEE Journal of Selected Topics in Signal Processing 12 (2018)",
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        return {"signals": self._generate_examples()}
+
+    def _generate_examples(self) -> Any:
+        return enumerate(radio.examples(self.source))
 
 
 class OmniglotDrawings(tfds.core.GeneratorBasedBuilder):

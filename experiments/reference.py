@@ -90,9 +90,14 @@ def reference_errors(task: Any, source: TaskSource, test_tasks: int) -> dict[str
     """MSE of predictors that need no meta-learning, by name."""
     task, variant = Variant.split(task)
     if has_gaussian_process(task):
-        errors = lavajax.score(interpolation_error, source, num_tasks=test_tasks)
+
+        def errors(drawn: lavajax.Task, key: jax.Array) -> jax.Array:
+            return jnp.stack([jnp.mean(drawn.query.y**2), interpolation_error(drawn, key)])
+
+        zero, interpolated = lavajax.score(errors, source, num_tasks=test_tasks).mean(axis=0)
         found = {
-            "linear interpolation": float(errors.mean()),
+            "predict 0": float(zero),
+            "linear interpolation": float(interpolated),
             "Gaussian process, Matern 3/2": gaussian_process_error(source, test_tasks),
         }
         if isinstance(task, lavajax.Radio) and not variant.label_noise:

@@ -36,6 +36,7 @@ TASKS: dict[str, Any] = {
     "van-der-pol": lavajax.VanDerPol,
     "cartpole": lavajax.Cartpole,
     "air-quality": lavajax.AirQuality,
+    "radio": lavajax.Radio,
     "table": lavajax.Table,
 }
 METHODS: dict[str, Any] = {

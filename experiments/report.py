@@ -120,8 +120,9 @@ def table(method_name: str, task_name: str, task: Any, results: dict[str, Any]) 
     seeds, metric = results["seeds"], results["metric"].upper()
     means = np.array([s["mean"] for s in seeds])
     base, variant = Variant.split(task)
+    kind = " (synthetic)" if getattr(base, "synthetic", False) else ""
     view = Table(
-        title=f"{method_name} on {task_name}, {base.shots} support points{variant}, "
+        title=f"{method_name} on {task_name}{kind}, {base.shots} support points{variant}, "
         f"{results['test_tasks']:,} unseen tasks",
         title_justify="left",
     )
@@ -152,7 +153,8 @@ def table(method_name: str, task_name: str, task: Any, results: dict[str, Any]) 
             )
     view.add_section()
     if results["paper"] is not None:
-        note = " (window unstated)" if task_name == "air-quality" else ""
+        unstated = {"air-quality": " (window unstated)", "radio": " (points unstated)"}
+        note = unstated.get(task_name, "")
         name = results["method"].upper()
         view.add_row(f"the paper's {name}{note}", f"{results['paper']:.3g}", "", "")
     for name, value in results["references"].items():

@@ -54,8 +54,9 @@ from folder import (
     RunFolder,
     read_json,
 )
-from options import Evaluate, Resume, RunOptions, Settings, parse
-from reference import paper_value, reference_errors
+from gaussian_process import require_sklearn
+from options import Evaluate, Resume, RunOptions, Settings, Variant, parse
+from reference import has_gaussian_process, paper_value, reference_errors
 from report import Reporter, TensorBoard, table, target_table
 from targets import mean_squared, table_of, target_errors
 
@@ -162,6 +163,8 @@ def check_extras(settings: Settings) -> None:
         require("tensorboardX", "experiments", "--tensorboard")
     if settings.run.figures:
         require("matplotlib", "experiments", "drawing figures (--no-figures leaves them out)")
+    if has_gaussian_process(Variant.split(settings.task)[0]):
+        require_sklearn()
 
 
 @dataclasses.dataclass

@@ -67,6 +67,8 @@ from lavajax.tasks.dynamics import FitzHughNagumo as FitzHughNagumo
 from lavajax.tasks.dynamics import MassSpring as MassSpring
 from lavajax.tasks.dynamics import Pendulum as Pendulum
 from lavajax.tasks.dynamics import VanDerPol as VanDerPol
+from lavajax.tasks.radio import Radio as Radio
+from lavajax.tasks.radio import SyntheticFm as SyntheticFm
 from lavajax.tasks.sine import Sine as Sine
 from lavajax.tasks.table import Table as Table
 from lavajax.tasks.table import TableTasks as TableTasks

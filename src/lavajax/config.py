@@ -38,6 +38,7 @@ from lavajax.subspace import Context, Full, Head
 from lavajax.tasks.air_quality import AirQuality
 from lavajax.tasks.cartpole import Cartpole
 from lavajax.tasks.dynamics import FitzHughNagumo, MassSpring, Pendulum, VanDerPol
+from lavajax.tasks.radio import Radio, SyntheticFm
 from lavajax.tasks.sine import Sine
 from lavajax.tasks.table import Table
 from lavajax.tasks.variants import FixedTasks, NoisyLabels, VaryingShots
@@ -55,8 +56,8 @@ CLASSES: dict[str, Any] = {
         *(MLP, Head, Context, Full),
         *(SquaredError, Huber, GaussianNll, CrossEntropy),
         *(Sine, FitzHughNagumo, MassSpring, Pendulum, VanDerPol, Cartpole),
-        *(AirQuality, NoisyLabels, FixedTasks, VaryingShots),
-        *(Table, Units, Columns),
+        *(AirQuality, Radio, SyntheticFm, Table, Units, Columns),
+        *(NoisyLabels, FixedTasks, VaryingShots),
     )
 }
 

@@ -104,8 +104,8 @@ def test_sampled_windows_are_those_of_the_file_and_of_their_period(published, da
     source = settings.load(data)
     measured = load_air_quality(published, data)[:, :, 0].astype(np.float64)
     mean, std = np.nanmean(measured[:, : air.TEST_START]), np.nanstd(measured[:, : air.TEST_START])
-    assert float(source.mean) == pytest.approx(mean)
-    assert float(source.std) == pytest.approx(std)
+    assert source.units.y.mean[0] == pytest.approx(mean)
+    assert source.units.y.std[0] == pytest.approx(std)
     sample = jax.jit(jax.vmap(source.sample, in_axes=(0, None)), static_argnums=1)
     for split in ("train", "validation", "test"):
         tasks = sample(jax.random.split(jax.random.key(0), 50), split)
@@ -244,7 +244,7 @@ def filled(columns: int) -> np.ndarray:
 def test_covariates_are_those_of_the_same_hour_and_windows_miss_none():
     measured = filled(3)
     measured[:, 5000, 2] = np.nan
-    source = air.windows(measured, shots=4, queries=6)
+    source = air.windows(measured, names=("PM2.5", "TEMP", "PRES"), shots=4, queries=6)
     train = measured[:, : air.TEST_START]
     scaled = (measured - np.nanmean(train, (0, 1))) / np.nanstd(train, (0, 1))
     task = jax.jit(source.sample)(jax.random.key(1))
@@ -293,9 +293,9 @@ def test_standardised_by_the_stations_trained_on():
     tested = np.arange(12) == 3
     measured = filled(1)
     measured[3] += 1000
-    source = air.windows(measured, shots=4, queries=6, tested=tested)
+    source = air.windows(measured, names=("PM2.5",), shots=4, queries=6, tested=tested)
     expected = measured[~tested, : air.TEST_START].mean()
-    assert float(source.mean) == pytest.approx(expected, rel=1e-6)
+    assert source.units.y.mean[0] == pytest.approx(expected, rel=1e-6)
 
 
 def test_settings_are_checked():

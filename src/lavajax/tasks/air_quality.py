@@ -16,6 +16,7 @@ import numpy as np
 from lavajax import validate
 from lavajax.tasks.base import Split
 from lavajax.types import Array, Points, Task
+from lavajax.units import Columns, Units
 
 TEST_START = 26_304
 """Hours before 2016-03-01 00:00: the training period."""
@@ -100,7 +101,8 @@ class AirQuality:
         used = [MEASUREMENTS.index(c) for c in (self.column, *self.covariates)]
         measured = load_air_quality(self.data, data_dir)[:, :, used].astype(np.float64)
         tested = np.isin(STATIONS, TEST_STATIONS) if self.split == "station" else None
-        return windows(measured, shots=self.shots, queries=self.queries, tested=tested)
+        names = (self.column, *self.covariates)
+        return windows(measured, names=names, shots=self.shots, queries=self.queries, tested=tested)
 
 
 @jax.tree_util.register_dataclass
@@ -112,8 +114,8 @@ class AirWindows:
         series: standardised measurements, ``[stations, hours]``; 0 where missing.
         covariates: standardised measurements that are inputs, ``[stations, hours, c]``, c >= 0.
         starts: for each split, the complete windows as ``station * hours + first hour``.
-        mean: of the measurement over the training period, in its own units.
-        std: standard deviation, likewise.
+        units: those measured, by mean and standard deviation over the training period; the hour
+            runs from -1 to 1 over the window; static.
         shots: N; static.
         queries: M; static.
         skipped: fraction of all windows left out for a missing value; static.
@@ -123,8 +125,7 @@ class AirWindows:
     series: Array
     covariates: Array
     starts: dict[str, Array]
-    mean: Array
-    std: Array
+    units: Units = dataclasses.field(metadata={"static": True})
     shots: int = dataclasses.field(metadata={"static": True})
     queries: int = dataclasses.field(metadata={"static": True})
     skipped: float = dataclasses.field(metadata={"static": True})
@@ -149,12 +150,18 @@ class AirWindows:
 
 
 def windows(
-    measured: np.ndarray, *, shots: int, queries: int, tested: np.ndarray | None = None
+    measured: np.ndarray,
+    *,
+    names: tuple[str, ...],
+    shots: int,
+    queries: int,
+    tested: np.ndarray | None = None,
 ) -> AirWindows:
     """The windows of measurements, NaN where missing, in the units measured.
 
     Args:
         measured: ``[stations, hours, 1 + c]``: what to predict, then what are inputs.
+        names: of the 1 + c measurements.
         shots: N.
         queries: M.
         tested: ``[stations]`` booleans, the stations to test on, where those to train and validate
@@ -167,9 +174,11 @@ def windows(
     tested = np.ones(len(measured), bool) if tested is None else tested
     train = measured[learned, :TEST_START]
     mean, std = np.nanmean(train, axis=(0, 1)), np.nanstd(train, axis=(0, 1))
-    # A column that is constant over training, as no published one is, says nothing.
-    scaled = jnp.asarray(
-        np.nan_to_num((measured - mean) / np.where(std > 0, std, 1)), jnp.result_type(float)
+    std = np.where(std > 0, std, 1)  # a column that is constant, as no published one is, is 0
+    scaled = jnp.asarray(np.nan_to_num((measured - mean) / std), jnp.result_type(float))
+    units = Units(
+        Columns((0.0, *mean[1:]), (1.0, *std[1:]), ("hour", *names[1:])),
+        Columns(tuple(mean[:1]), tuple(std[:1]), names[:1]),
     )
 
     hours, length = measured.shape[1], shots + queries
@@ -203,8 +212,7 @@ def windows(
         series=scaled[:, :, 0],
         covariates=scaled[:, :, 1:],
         starts=starts,
-        mean=jnp.asarray(mean[0]),
-        std=jnp.asarray(std[0]),
+        units=units,
         shots=shots,
         queries=queries,
         skipped=1 - float(used.mean()),

@@ -33,6 +33,7 @@ from items import (
     conditions,
     geometry,
     noise,
+    omniglot_table,
     overlap,
     qualitative,
     rollouts,
@@ -48,6 +49,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ITEMS: dict[str, Item] = {
     "sine": sine_table,
     "systems": systems_table,
+    "omniglot": omniglot_table,
     "rollouts": rollouts,
     "overlap": overlap,
     "geometry": geometry,

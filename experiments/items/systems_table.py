@@ -57,8 +57,7 @@ def render(scale: Scale, folders: Folders) -> str:
         "## Dynamical systems",
         "Mean squared error of the time derivative, or of the cart's force, N = 10; in brackets "
         "the LAVA paper's value. The last rows learn nothing. The paper describes its cartpole too "
-        "little for numbers to be compared. "
-        + describe(scale.protocol),
+        "little for numbers to be compared. " + describe(scale.protocol),
         f"{cells.show_errors()}\n{references}".strip(),
         "Medians over tasks, which few extreme ones cannot move:",
         cells.show_errors(what="median"),

@@ -165,9 +165,19 @@ def as_product(h: Array, kernel: Array) -> Array:
 def _pool(h: Array) -> Array:
     """2x2 max-pooling of ``[N, H, W, C]``.
 
-    By reshaping: on CPU its gradient takes a fraction of what that of a windowed reduction does.
+    By reshaping: on CPU its gradient takes half the time of that of a windowed reduction.
     """
     n, height, width, channels = h.shape
     height, width = height // 2, width // 2
     tiles = h[:, : 2 * height, : 2 * width].reshape(n, height, 2, width, 2, channels)
-    return jnp.max(tiles, axis=(2, 4))
+    rows = _larger(tiles[:, :, 0], tiles[:, :, 1])
+    return _larger(rows[:, :, :, 0], rows[:, :, :, 1])
+
+
+def _larger(a: Array, b: Array) -> Array:
+    """The larger, or NaN.
+
+    By a choice: the gradient of ``jnp.max`` looks for what equals the maximum, which a compiler may
+    round otherwise when it computes h again, and is then 0/0.
+    """
+    return jnp.where((a >= b) | jnp.isnan(a), a, b)

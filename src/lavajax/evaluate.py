@@ -82,15 +82,22 @@ def evaluate(
     """
     check_params(params)
     check_source(tasks)
-    _check_fit(params, tasks, split)
+    example = _example(tasks, split)
+    _check_fit(params, example)
+    batch = _batch_size(example) if batch is None else batch
     scorer = jax.tree_util.Partial(task_scores, params)
     found = score(scorer, tasks, num_tasks=num_tasks, seed=seed, split=split, batch=batch)
     return Evaluation(params.method.point_loss.metric_name, **found)
 
 
-def _check_fit(params: MetaParams, tasks: TaskSource, split: Split) -> None:
+def _example(tasks: TaskSource, split: Split) -> Task:
+    """The shapes of a task."""
+    return jax.eval_shape(lambda key: tasks.sample(key, split), jax.random.key(0))
+
+
+def _check_fit(params: MetaParams, example: Task) -> None:
     """Requires tasks of points like those that the parameters were made for."""
-    query = jax.eval_shape(lambda key: tasks.sample(key, split), jax.random.key(0)).query
+    query = example.query
     found, spec = (query.x.shape[1:], query.y.shape[1:]), params.spec
     if found != (spec.x_shape, spec.y_shape):
         raise ValueError(
@@ -131,7 +138,7 @@ def score(
     if num_tasks < 2:
         raise ValueError(f"num_tasks must be at least 2, for an interval, got {num_tasks}")
     if batch is None:
-        batch = _batch_size(tasks, split)
+        batch = _batch_size(_example(tasks, split))
     if batch < 1:
         raise ValueError(f"batch must be at least 1, got {batch}")
     if not isinstance(fn, jax.tree_util.Partial):
@@ -141,10 +148,9 @@ def score(
     return jax.tree.map(np.asarray, found)
 
 
-def _batch_size(tasks: TaskSource, split: Split) -> int:
+def _batch_size(example: Task) -> int:
     """How many tasks to compute at once: at most 250, and 4 MiB."""
-    one = jax.eval_shape(lambda key: tasks.sample(key, split), jax.random.key(0))
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(example))
     return min(250, max(1, 2**22 // max(1, size)))
 
 

@@ -505,9 +505,10 @@ def sizes(jaxpr):
             yield from sizes(inner)
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("curvature_at", ["adapted", "prior"])
-@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(
+    ("steps", "curvature_at", "learns"),
+    [(1, "adapted", False), (3, "adapted", True), (3, "prior", False)],
+)
 def test_head_of_classes_by_its_features_is_the_literal_definition(
     x64, steps, curvature_at, learns
 ):
@@ -543,14 +544,15 @@ def test_head_of_classes_never_writes_out_a_jacobian():
 def test_head_of_classes_is_stable_in_float32_at_the_size_of_images():
     """1,600 features of 25 points in 5 classes, eps from large to tiny, against float64."""
     support = make_labels(25, 5, d=1600)
-    for epsilon in (1.0, 0.1, 1e-3, 1e-5):
+    for epsilon in (0.1, 1e-4):
         method = lj.Lava(Raw(), lj.CrossEntropy(5), epsilon=epsilon, inner_rate=0.01)
-        found = adapt(make_params(method, support), support)
+        params = make_params(method, support)
+        found = adapt(params, support)
         with jax.enable_x64(True):
-            params = jax.tree.map(
-                lambda leaf: jnp.asarray(np.asarray(leaf), float), make_params(method, support)
+            wide = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), float), params)
+            exact = adapt(
+                wide, dataclasses.replace(support, x=jnp.asarray(np.asarray(support.x), float))
             )
-            exact = adapt(params, dataclasses.replace(support, x=jnp.asarray(support.x, float)))
         assert found.dtype == jnp.float32
         assert_close(found, exact, 2e-4)
 

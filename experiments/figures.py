@@ -142,7 +142,7 @@ def _draw_images(params: lavajax.MetaParams, source: Any, path: Path) -> None:
     """
     plt = pyplot()
     tasks = [source.sample(key, "test") for key in jax.random.split(jax.random.key(2), 3)]
-    classes = params.method.point_loss.classes
+    classes = params.method.point_loss.out_dim(())
     figure = plt.figure(figsize=(0.75 * 3 * classes, 3.6), layout="constrained")
     for index, (part, task) in enumerate(zip(figure.subfigures(1, 3), tasks, strict=True)):
         part.suptitle(f"unseen task {index + 1}", fontsize=9)

@@ -38,7 +38,8 @@ class Conv4:
             in the inner loop and the query in the outer: no running statistics, so predictions are
             transductive, and methods that need the loss of each point alone refuse it in a context
             or in all weights. ``"layer"`` normalises each point alone, over its channels and
-            positions together. ``"none"`` leaves it out.
+            positions together; for LAVA's head on Omniglot it does as well. ``"none"`` leaves it
+            out.
         linear_features: add a linear layer of width ``feature_dim``, **without** activation, before
             the head; see ``MLP.linear_features``. The few-shot papers have none.
         feature_dim: D, the width of that layer; None: the width of the flattened blocks.

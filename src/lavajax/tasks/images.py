@@ -292,7 +292,7 @@ def episodes(
             f"every class must have at least shots + queries = {shots} + {queries} images, "
             f"{data.names[few[0]]} has {count[few[0]]}, and so have less {len(few)} in all"
         )
-    tables = {}
+    tables: dict[str, Array] = {}
     for split in SPLITS:
         turns = 4 if rotations and split == "train" else 1
         table = 4 * np.asarray(classes[split], np.int32)[:, None] + np.arange(turns, dtype=np.int32)

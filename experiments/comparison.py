@@ -63,7 +63,7 @@ class Job:
 
     @property
     def work(self) -> Work:
-        """``chosen``, ``validation``; by seed ``mse``, ``median``, ``curve``, ``DENSITIES``."""
+        """``chosen``, ``validation``; by seed the metric, ``median``, ``curve``, ``DENSITIES``."""
         full = isinstance(getattr(self.row.method, "subspace", None), lavajax.Full)
         per_step, compiling = 3e-3 if full else 1.2e-3, 8.0
         protocol, candidates = self.protocol, len(self.row.candidates(self.protocol))
@@ -86,6 +86,11 @@ class Job:
         )
 
     @property
+    def metric(self) -> str:
+        """``mse``, or ``accuracy``, of which more is better."""
+        return self.row.method.point_loss.metric_name
+
+    @property
     def _data(self) -> str | None:
         return getattr(self.task, "data", None)
 
@@ -101,7 +106,7 @@ class Job:
             FloatingPointError: the seed has diverged.
         """
         method, rate = self.chosen(folders)
-        if self.work.result(folders)["seeds"][seed]["mse"] is None:
+        if self.work.result(folders)["seeds"][seed][self.metric] is None:
             raise FloatingPointError(f"seed {seed} of {self.name} has diverged")
         path = _model(self, folders, _seed_key(self, method, rate, seed))
         if path.exists():
@@ -114,7 +119,7 @@ class Job:
     def trained(self, folders: Folders) -> list[lavajax.MetaParams]:
         """The parameters of all seeds of the cell that have not diverged."""
         seeds = self.work.result(folders)["seeds"]
-        return [self.params(folders, i) for i, s in enumerate(seeds) if s["mse"] is not None]
+        return [self.params(folders, i) for i, s in enumerate(seeds) if s[self.metric] is not None]
 
     def chosen(self, folders: Folders) -> tuple[Any, float]:
         """The method and the outer rate that the cell has chosen."""
@@ -136,7 +141,7 @@ def _compute(job: Job, folders: Folders) -> dict[str, Any]:
             model = _model(job, folders, key)
             run = partial(_run, job, source, method, rate, seed=seed, model=model)
             seeds.append(pieces.compute(f"{job.name} seed {seed}{again}", key, run))
-            if seeds[-1]["mse"] is None and (method, rate) != candidates[-1]:
+            if seeds[-1][job.metric] is None and (method, rate) != candidates[-1]:
                 given_up.append(_label(method, rate))
                 break
         else:
@@ -163,9 +168,9 @@ def _ranked(
             try:
                 params = _train(job, source, method, rate, steps=job.protocol.search_steps).params
             except FloatingPointError:  # diverged: the worst choice there is
-                return {"mse": None}
+                return {job.metric: None}
             error = _score(source, params, "validation", job.protocol.validation_tasks).mean
-            return {"mse": error if np.isfinite(error) else None}
+            return {job.metric: error if np.isfinite(error) else None}
 
         label, protocol = _label(method, rate), job.protocol
         key = _key(job, method, rate) | {
@@ -173,18 +178,25 @@ def _ranked(
             "validation_tasks": protocol.validation_tasks,
         }
         found = pieces.compute(f"{job.name} search {label}", key, search)
-        errors[label] = found["mse"]
-    ranked = sorted(candidates, key=lambda each: _order(errors[_label(*each)]))
+        errors[label] = found[job.metric]
+
+    def order(candidate: tuple[Any, float]) -> float:
+        return _order(errors[_label(*candidate)], job.metric)
+
+    ranked = sorted(candidates, key=order)
     # What has diverged already is tried no more, unless all have.
-    return [c for c in ranked if np.isfinite(_order(errors[_label(*c)]))] or ranked[:1], errors
+    return [c for c in ranked if np.isfinite(order(c))] or ranked[:1], errors
 
 
 def _label(method: Any, rate: float) -> str:
     return f"S={getattr(method, 'inner_steps', None)}, rate {rate:g}"
 
 
-def _order(error: float | None) -> float:
-    return np.inf if error is None else error
+def _order(value: float | None, metric: str) -> float:
+    """The lower, the better."""
+    if value is None:
+        return np.inf
+    return -value if metric == "accuracy" else value
 
 
 def _key(job: Job, method: Any, rate: float) -> dict[str, Any]:
@@ -217,7 +229,7 @@ def _run(
     curve: list[list[float]] = []  # outer steps so far, error on a few unseen tasks
 
     def record(progress: lavajax.Progress) -> None:
-        few = min(500, job.protocol.test_tasks)
+        few = max(2, job.protocol.test_tasks // 20)
         error = _score(source, progress.state.params, "test", few, 1)
         if np.isfinite(error.mean):
             curve.append([progress.step, error.mean])
@@ -226,13 +238,13 @@ def _run(
         steps = job.protocol.steps
         params = _train(job, source, method, rate, seed=seed, steps=steps, callback=record).params
     except FloatingPointError:
-        return {"mse": None, "curve": curve}
+        return {job.metric: None, "curve": curve}
     found = _score(source, params, "test", job.protocol.test_tasks)
     if not np.isfinite(found.mean):
-        return {"mse": None, "curve": curve}
+        return {job.metric: None, "curve": curve}
     lavajax.save(params, model, overwrite=True)
     return {
-        "mse": found.mean,
+        job.metric: found.mean,
         "median": found.median,
         **{name: _mean(getattr(found, name)) for name in DENSITIES},
         "curve": curve,

@@ -28,6 +28,7 @@ LOOKS: dict[str, tuple[str, Any]] = {
     "LAVA, the paper's setting": (VERMILION, "-"),
     "LAVA, learned epsilon": (VERMILION, "--"),
     "LAVA, converged": (VERMILION, ":"),
+    "LAVA, Bayesian": (VERMILION, (0, (3, 1, 1, 1, 1, 1))),
     "LAVA, context": (VERMILION, "-."),
     "LAVA, context, at prior": (VERMILION, _SHORT),
     "LAVA, all weights": (VERMILION, _LONG),
@@ -103,9 +104,12 @@ def draw_tasks(params: lavajax.MetaParams, task: Any, source: Any, path: Path) -
     """Three unseen tasks before and after adaptation.
 
     With one input, curves over it, a row for each of the first two outputs; with more, predictions
-    against targets.
+    against targets; of images, those of the support and some of the query with their predictions.
     """
     plt = pyplot()
+    if isinstance(params.method.point_loss, lavajax.CrossEntropy):
+        _draw_images(params, source, path)
+        return
     if source is task and hasattr(task, "queries"):  # drawn, not stored: as many as a curve needs
         source = dataclasses.replace(task, queries=200)
     keys = jax.random.split(jax.random.key(2), 3)
@@ -144,6 +148,39 @@ def _as_measured(params: lavajax.MetaParams, task: lavajax.Task) -> lavajax.Task
     return lavajax.Task(real(task.support), real(task.query))
 
 
+def _draw_images(params: lavajax.MetaParams, source: Any, path: Path) -> None:
+    """Three unseen tasks: a column for each class, one support image of it, and three queries.
+
+    Above a query stands the probability of its own class after adapting.
+    """
+    plt = pyplot()
+    tasks = [source.sample(key, "test") for key in jax.random.split(jax.random.key(2), 3)]
+    classes = params.method.point_loss.out_dim(())
+    figure = plt.figure(figsize=(0.75 * 3 * classes, 3.6), layout="constrained")
+    for index, (part, task) in enumerate(zip(figure.subfigures(1, 3), tasks, strict=True)):
+        part.suptitle(f"unseen task {index + 1}", fontsize=9)
+        after = _predictor(params, task.support)(task.query.x)
+        axes = part.subplots(4, classes, squeeze=False)
+        for axis in axes.flat:
+            axis.set_axis_off()
+        for label in range(classes):
+            axes[0, label].set_title("support", fontsize=7, color=BLUE)
+            _show(axes[0, label], task.support.x[np.argmax(np.asarray(task.support.y) == label)])
+            queries = np.flatnonzero(np.asarray(task.query.y) == label)[:3]
+            for axis, query in zip(axes[1:, label], queries, strict=False):
+                colour = GREEN if np.argmax(after[query]) == label else VERMILION
+                axis.set_title(f"{after[query, label]:.2f}", fontsize=7, color=colour)
+                _show(axis, task.query.x[query])
+    save(figure, path)
+
+
+def _show(axis: Any, image: Any) -> None:
+    """An image in grey or colour, whatever its values have been scaled to."""
+    image = np.asarray(image)
+    image = (image - image.min()) / max(np.ptp(image), 1e-9)
+    axis.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="Greys")
+
+
 def _nothing(support: lavajax.Points) -> lavajax.Points:
     return lavajax.Points(support.x, support.y, jnp.zeros(support.x.shape[0], bool))
 
@@ -179,7 +216,7 @@ def _draw_parity(axis: Any, task: lavajax.Task, before: Any, after: Any, output:
 
 
 def draw_learning(rows: list[dict[str, Any]], metric: str, path: Path) -> None:
-    """Training loss and test error against the outer step, of every seed."""
+    """Training loss and test metric against the outer step, of every seed."""
     if not rows:
         return
     plt = pyplot()
@@ -197,6 +234,6 @@ def draw_learning(rows: list[dict[str, Any]], metric: str, path: Path) -> None:
     if metric != "accuracy" and lowest > 0:  # a log density may be below 0
         axis.set_yscale("log")
     axis.set_xlabel("outer step")
-    axis.set_ylabel("error")
+    axis.set_ylabel(metric if metric == "accuracy" else "error")
     figure.legend(loc="outside lower center", ncols=2)
     save(figure, path)

@@ -37,6 +37,8 @@ TASKS: dict[str, Any] = {
     "cartpole": lavajax.Cartpole,
     "air-quality": lavajax.AirQuality,
     "radio": lavajax.Radio,
+    "omniglot": lavajax.Omniglot,
+    "mini-imagenet": lavajax.MiniImageNet,
     "table": lavajax.Table,
 }
 METHODS: dict[str, Any] = {
@@ -69,7 +71,7 @@ SUBSPACES: dict[str, Any] = {
     "context": lavajax.Context(),
     "full": lavajax.Full(),
 }
-MODELS: dict[str, Any] = {"mlp": lavajax.MLP()}
+MODELS: dict[str, Any] = {"mlp": lavajax.MLP(), "conv4": lavajax.Conv4()}
 
 # Fields whose own name says too little once it stands among the options of other parts.
 _RENAMED = {
@@ -92,7 +94,7 @@ class Choice:
         eval: a saved model, or the folder of a run, to score without training.
         task: source of tasks.
         method: meta-learning method; lava-converged is the setting of LAVA that we recommend.
-        model: backbone.
+        model: backbone; the task's own where not given: conv4 for images, mlp for all others.
         subspace: what adapts, where the method leaves it open.
     """
 
@@ -100,7 +102,7 @@ class Choice:
     eval: Path | None = None
     task: Literal[tuple(TASKS)] = "sine"  # type: ignore[valid-type]
     method: Literal[tuple(METHODS)] = "lava"  # type: ignore[valid-type]
-    model: Literal[tuple(MODELS)] = "mlp"  # type: ignore[valid-type]
+    model: Literal[(*MODELS, None)] = None  # type: ignore[valid-type]
     subspace: Literal[(*SUBSPACES, None)] = None  # type: ignore[valid-type]
 
 
@@ -301,12 +303,15 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
     if choice.eval is not None:
         return _parse_eval(choice, args, [*rest, *help_flag])
     template = _method(choice)
+    own = [name for name in _PARTS if hasattr(template, name)]
+    if _names_loss(TASKS[choice.task]):  # which then is no choice, and has no options
+        own.remove("point_loss")
     parts: dict[str, Any] = {
         "task": TASKS[choice.task],
         "variant": Variant,
         "method": template,
-        **{name: getattr(template, name) for name in _PARTS if hasattr(template, name)},
-        "run": RunOptions,
+        **{name: getattr(template, name) for name in own},
+        "run": RunOptions(test_tasks=_test_tasks(TASKS[choice.task])),
     }
     about = (
         f"Meta-train {choice.method} on {choice.task} and score it on unseen tasks.\n\n"
@@ -319,6 +324,8 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
     built = _parse_parts(parts, about, [*rest, *help_flag])
     settable = {f.name for f in dataclasses.fields(template)}
     nested = {name: built[name] for name in _PARTS if name in settable and name in built}
+    if _names_loss(built["task"]):
+        nested["point_loss"] = built["task"].point_loss
     method = dataclasses.replace(built["method"], **nested)
     task = built["variant"].of(built["task"])
     return Settings(choice.task, choice.method, task, method, built["run"])
@@ -338,7 +345,8 @@ def _parse_eval(choice: Choice, args: Sequence[str], rest: list[str]) -> Evaluat
         task, name = settings.task, settings.task_name
     about = f"Score the model saved in {choice.eval} on unseen tasks of {name}, without training."
     task, variant = Variant.split(task)
-    built = _parse_parts({"task": task, "variant": variant, "run": EvalOptions}, about, rest)
+    options = EvalOptions(test_tasks=_test_tasks(task))
+    built = _parse_parts({"task": task, "variant": variant, "run": options}, about, rest)
     return Evaluate(choice.eval, name, built["variant"].of(built["task"]), built["run"])
 
 
@@ -365,11 +373,26 @@ def _check_names(args: Sequence[str], parts: dict[str, Any]) -> None:
             )
 
 
+def _names_loss(task: Any) -> bool:
+    """Whether the settings of a task name the loss that a method needs for it, as classes do."""
+    return hasattr(task, "point_loss")
+
+
+def _test_tasks(task: Any) -> int:
+    """How many tasks to score on by default: as many as the settings of the task name, if any."""
+    return getattr(task, "test_tasks", RunOptions.test_tasks)
+
+
 def _method(choice: Choice) -> Any:
-    """The chosen method with the chosen parts and otherwise its defaults."""
+    """The chosen method with the chosen parts and otherwise its defaults.
+
+    Without a choice, the model is the one that the settings of the task name, or an MLP.
+    """
     method = METHODS[choice.method]
     if hasattr(method, "model"):
-        method = dataclasses.replace(method, model=MODELS[choice.model])
+        own = getattr(TASKS[choice.task], "model", MODELS["mlp"])
+        model = own if choice.model is None else MODELS[choice.model]
+        method = dataclasses.replace(method, model=model)
     if choice.subspace is None:
         return method
     if not _is_open(method):

@@ -30,11 +30,14 @@ import jax
 
 from files import write_whole
 from items import (
+    air_table,
     conditions,
     geometry,
     noise,
+    omniglot_table,
     overlap,
     qualitative,
+    radio_table,
     rollouts,
     sine_table,
     systems_table,
@@ -48,6 +51,9 @@ ROOT = Path(__file__).resolve().parents[1]
 ITEMS: dict[str, Item] = {
     "sine": sine_table,
     "systems": systems_table,
+    "air": air_table,
+    "radio": radio_table,
+    "omniglot": omniglot_table,
     "rollouts": rollouts,
     "overlap": overlap,
     "geometry": geometry,

@@ -110,6 +110,7 @@ PAPER_ROWS = (
     Row("LAVA, the paper's setting", lavajax.Lava(), paper=True),
     Row("LAVA, learned epsilon", lavajax.Lava(learn_epsilon=True)),
     Row("LAVA, converged", lavajax.lava_converged()),
+    Row("LAVA, Bayesian", lavajax.lava_bayesian()),
     Row("LAVA, context", lavajax.Lava(subspace=CONTEXT)),
     Row("LAVA, context, at prior", lavajax.Lava(subspace=CONTEXT, curvature_at="prior")),
     Row("LAVA, all weights", lavajax.Lava(subspace=FULL)),

@@ -30,7 +30,10 @@ PAPER_SINE = {
     "VrMaml": {1: 3.1821, 2: 3.383, 10: 2.8305, 20: 2.9228},
 }
 # Test MSE on air quality; the paper does not state the length of its windows.
-PAPER_AIR = {"Lava": 0.0465, "Anil": 0.0763, "Cavia": 0.0825}
+PAPER_AIR = {
+    **{"Lava": 0.0465, "Anil": 0.0763, "Cavia": 0.0825, "Llama": 0.1537},
+    **{"Vfml": 0.0921, "MetaMix": 0.5676},
+}
 # Test MSE on RadioML; the paper states neither support nor query size.
 PAPER_RADIO = {
     **{"Lava": 0.0038, "Anil": 0.047, "Cavia": 0.5016, "Llama": 0.5017},
@@ -58,6 +61,17 @@ PAPER_SYSTEMS = {
     },
 }
 
+# Test accuracy on mini-ImageNet, 5-way, by shots (the paper's appendix).
+PAPER_MINI_IMAGENET = {
+    "Anil": {1: 0.4594, 5: 0.6286},
+    "Cavia": {1: 0.4784, 5: 0.6309},
+    "Llama": {1: 0.4019, 5: 0.5650},
+    "Vfml": {1: 0.4960, 5: 0.6620},
+    "MetaMix": {1: 0.5051, 5: 0.6573},
+    "VrMaml": {1: 0.4920, 5: 0.6360},
+    "Lava": {1: 0.4669, 5: 0.6151},
+}
+
 # Sine waves with amplitude U[0.1, 5] by the upper end of the range of phases, whose lower end is 0
 # or its negative: (predict 0, the best predictor that ignores the task, Bayes error at N = 1).
 _SINE_ERRORS = {
@@ -67,28 +81,37 @@ _SINE_ERRORS = {
 
 
 def paper_value(task: Any, method: Any) -> float | None:
-    """The paper's MSE for the cell of a run, or None where its table has none."""
+    """The paper's MSE, or accuracy, for the cell of a run, or None where its table has none."""
     task, variant = Variant.split(task)
     name = type(method).__name__
-    # The paper's tables do not say which cells would be the context form of its method.
-    if variant.label_noise or (name == "Lava" and not isinstance(method.subspace, lavajax.Head)):
-        return None
+    # The paper's tables do not say which cells of LAVA would be its context form.
+    unpublished = name == "Lava" and not isinstance(method.subspace, lavajax.Head)
+    return None if variant.label_noise or unpublished else _published(task).get(name)
+
+
+def _published(task: Any) -> dict[str, float]:
+    """The paper's column for a task, by method; empty where it has none."""
     if isinstance(task, lavajax.AirQuality):
-        published = dataclasses.replace(task, data="") == lavajax.AirQuality("")
-        return PAPER_AIR.get(name) if published else None
+        return PAPER_AIR if dataclasses.replace(task, data="") == lavajax.AirQuality("") else {}
     if isinstance(task, lavajax.Radio):
-        return None if task.synthetic else PAPER_RADIO.get(name)
-    if isinstance(task, lavajax.Sine) and _published_sine(task):
-        return PAPER_SINE.get(name, {}).get(task.shots)
+        return {} if task.synthetic else PAPER_RADIO
+    if isinstance(task, lavajax.Sine):
+        return _column(PAPER_SINE, task.shots) if _published_sine(task) else {}
+    if isinstance(task, lavajax.MiniImageNet):
+        return _column(PAPER_MINI_IMAGENET, task.shots) if task.ways == 5 else {}
     row = PAPER_SYSTEMS.get(type(task).__name__, {})
-    if row and dataclasses.replace(task, queries=50) == type(task)():
-        return row.get(name)
-    return None
+    return row if row and dataclasses.replace(task, queries=50) == type(task)() else {}
+
+
+def _column(table: dict[str, dict[int, float]], shots: int) -> dict[str, float]:
+    return {name: row[shots] for name, row in table.items() if shots in row}
 
 
 def reference_errors(task: Any, source: TaskSource, test_tasks: int) -> dict[str, float]:
-    """MSE of predictors that need no meta-learning, by name."""
+    """MSE, or accuracy, of predictors that need no meta-learning, by name."""
     task, variant = Variant.split(task)
+    if isinstance(task, (lavajax.Omniglot, lavajax.MiniImageNet)):
+        return {"chance": 1 / task.ways}
     if has_gaussian_process(task):
 
         def errors(drawn: lavajax.Task, key: jax.Array) -> jax.Array:

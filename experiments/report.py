@@ -115,14 +115,21 @@ def target_table(targets: dict[str, Any]) -> Table:
     return view
 
 
+def _support(task: Any) -> str:
+    if hasattr(task, "ways"):
+        return f"{task.ways}-way {task.shots}-shot"
+    return f"{task.shots} support points"
+
+
 def table(method_name: str, task_name: str, task: Any, results: dict[str, Any]) -> Table:
     """The result, beside the paper's and the errors that need no learning."""
-    seeds, metric = results["seeds"], results["metric"].upper()
+    seeds, metric = results["seeds"], results["metric"]
+    metric = metric.upper() if metric == "mse" else metric  # an abbreviation
     means = np.array([s["mean"] for s in seeds])
     base, variant = Variant.split(task)
     kind = " (synthetic)" if getattr(base, "synthetic", False) else ""
     view = Table(
-        title=f"{method_name} on {task_name}{kind}, {base.shots} support points{variant}, "
+        title=f"{method_name} on {task_name}{kind}, {_support(base)}{variant}, "
         f"{results['test_tasks']:,} unseen tasks",
         title_justify="left",
     )

@@ -58,10 +58,15 @@ class Table:
                     found[row.name, column] = result
         return found
 
-    def errors(self, name: str, column: str, what: str = "mse") -> np.ndarray:
-        """Of all seeds; NaN where one has diverged."""
-        seeds = self.found[name, column]["seeds"]
-        return np.array([np.nan if s["mse"] is None else s[what] for s in seeds])
+    @property
+    def metric(self) -> str:
+        """``mse``, or ``accuracy``, of which more is better."""
+        return self.rows[0].method.point_loss.metric_name
+
+    def errors(self, name: str, column: str, what: str | None = None) -> np.ndarray:
+        """The metric, or something else, of all seeds; NaN where one has diverged."""
+        seeds, what = self.found[name, column]["seeds"], what or self.metric
+        return np.array([np.nan if s[self.metric] is None else s[what] for s in seeds])
 
     def references(self, test_tasks: int) -> dict[str, Work]:
         """Errors of predictors that need no meta-learning, by column."""
@@ -87,17 +92,17 @@ class Table:
             for name in dict.fromkeys(name for each in errors for name in each)
         )
 
-    def show_errors(self, *, what: str = "mse", timed: str | None = None) -> str:
+    def show_errors(self, *, what: str | None = None, timed: str | None = None) -> str:
         """Mean and standard deviation over seeds, and the paper's value in brackets.
 
         Args:
-            what: of every seed.
+            what: of every seed; the metric if not given.
             timed: the column whose times stand in two more columns.
         """
 
         def show(row: Row, column: str) -> str:
             value = paper_value(self.columns[column], row.method)
-            beside = "" if value is None or not row.paper or what != "mse" else f" ({value:g})"
+            beside = "" if value is None or not row.paper or what is not None else f" ({value:g})"
             there = (row.name, column) in self.found
             return (_spread(self.errors(row.name, column, what)) if there else "") + beside
 
@@ -164,8 +169,9 @@ class Table:
     def compare(self) -> str:
         """LAVA against the methods that the paper compares it with, and the best of it against all.
 
-        Means and standard deviations over seeds; a ratio above 1 says that LAVA is lower. Methods
-        of which a seed has diverged are left out, and named.
+        Means and standard deviations over seeds; a ratio of errors above 1 says that LAVA is lower,
+        a difference of accuracies below 0 that it is higher. Methods of which a seed has diverged
+        are left out, and named.
         """
         papers = {row.name for row in self.rows if row.paper}
         lines = []
@@ -179,26 +185,33 @@ class Table:
             rivals = {name: mean for name, mean in others.items() if name in papers}
 
             def told(name: str, own: str, errors: dict[str, np.ndarray] = errors) -> str:
-                ratio = errors[name].mean() / errors[own].mean()
-                return f"{_spread(errors[name])} ({name}), {ratio:.2g} times as much"
+                other, ours = errors[name].mean(), errors[own].mean()
+                apart = f"{other / ours:.2g} times as much"
+                if self.metric == "accuracy":
+                    apart = f"{100 * (other - ours):+.2g} percentage points"
+                return f"{_spread(errors[name])} ({name}), {apart}"
 
             parts = []
             if OURS in lava and rivals:
                 parts.append(
                     f"LAVA in the paper's setting {_spread(errors[OURS])}, the best of the methods "
-                    f"that the paper compares it with {told(_least(rivals), OURS)}"
+                    f"that the paper compares it with {told(self._best(rivals), OURS)}"
                 )
             if lava and len(others) > len(rivals):
-                best = _least(lava)
+                best = self._best(lava)
                 parts.append(
                     f"the best form of LAVA {_spread(errors[best])} ({best}), the best of all "
-                    f"others {told(_least(others), best)}"
+                    f"others {told(self._best(others), best)}"
                 )
             if parts and lost:
                 parts.append(f"left out: {', '.join(lost)}")
             if parts:
                 lines.append(f"- {column}: {'; '.join(parts)}.")
         return "\n".join(lines)
+
+    def _best(self, means: dict[str, float]) -> str:
+        pick = max if self.metric == "accuracy" else min
+        return pick(means, key=lambda name: means[name])
 
     def exceptions(self) -> str:
         """The rows for which the protocol is another."""
@@ -277,10 +290,6 @@ def rows_of(extended: bool) -> tuple[Row, ...]:
     return PAPER_ROWS + (EXTENDED_ROWS if extended else ())
 
 
-def _least(means: dict[str, float]) -> str:
-    return min(means, key=lambda name: means[name])
-
-
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
@@ -292,7 +301,7 @@ def _spread(errors: np.ndarray) -> str:
     return f"{errors.mean():.3g}{spread}"
 
 
-def describe(protocol: Protocol) -> str:
+def describe(protocol: Protocol, contexts: str = "4 numbers and a learned start") -> str:
     """The protocol in words."""
     return (
         f"Protocol `{protocol.name}`: {protocol.steps:,} outer steps of {protocol.meta_batch} "
@@ -301,8 +310,7 @@ def describe(protocol: Protocol) -> str:
         f"{protocol.search_steps:,} steps of one seed, from rates {listed(protocol.rates)} and S "
         f"of {listed(protocol.inner_steps)}, or {listed(protocol.inner_steps_full)} where all "
         f"weights adapt. Errors are means over {protocol.test_tasks:,} unseen tasks, then mean and "
-        f"standard deviation over {protocol.seeds} seeds. Contexts have 4 numbers and a learned "
-        "start."
+        f"standard deviation over {protocol.seeds} seeds. Contexts have {contexts}."
     )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -481,6 +482,79 @@ def test_cross_entropy_head_is_the_literal_definition_in_numpy(x64, steps):
     for route in ({"solver": "naive"}, *GGN_ROUTES, EXACT, {**EXACT, "solver": "naive"}):
         other = dataclasses.replace(method, **route)
         assert_close(adapt(with_method(params, other), support), expected, 1e-10)
+
+
+@dataclasses.dataclass(frozen=True)
+class Raw:
+    """The inputs themselves as features."""
+
+    def init(self, key, x, context=None):
+        """Nothing to draw."""
+        return {}, {}
+
+    def features(self, weights, fixed, x, *, context=None, mask=None):
+        """``[N, d]``."""
+        return x
+
+
+def sizes(jaxpr):
+    """Of every array that is computed, in inner functions too."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval.size for variable in equation.outvars)
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from sizes(inner)
+
+
+@pytest.mark.parametrize(
+    ("steps", "curvature_at", "learns"),
+    [(1, "adapted", False), (3, "adapted", True), (3, "prior", False)],
+)
+def test_head_of_classes_by_its_features_is_the_literal_definition(
+    x64, steps, curvature_at, learns
+):
+    """Estimate and outer gradient of the cheap route, for fewer points than features."""
+    setting = {"inner_steps": steps, "curvature_at": curvature_at, "learn_epsilon": learns}
+    naive = lj.Lava(RELU, lj.CrossEntropy(3), solver="naive", epsilon=0.01, **setting)
+    support = make_labels(6, 3, d=2, mask=[1, 1, 0, 1, 1, 1])
+    task = lj.Task(support, make_labels(7, 3, d=2, seed=4))
+    params = make_params(naive, support)
+
+    def both(method):
+        own = with_method(params, method)
+        loss = lambda learned: method.loss(own.replace_learned(learned), task, None)  # noqa: E731
+        return adapt(own, support), jax.jit(jax.grad(loss))(params.learned)
+
+    found, expected = both(dataclasses.replace(naive, solver="auto")), both(naive)
+    assert_close(found, expected, 1e-10)
+    assert_different(found[0], prior_block(params))
+
+
+def test_head_of_classes_never_writes_out_a_jacobian():
+    """Of N k rows with P k entries each; a system of P k x P k would be larger still."""
+    support = make_labels(4, 3, d=40)
+    rows, columns = 4 * 3, 41 * 3
+    largest = {}
+    for solver in ("auto", "dual", "primal"):
+        params = make_params(lj.Lava(Raw(), lj.CrossEntropy(3), solver=solver), support)
+        traced = jax.make_jaxpr(lambda p: p.method.adapt(p, support).block)(params)
+        largest[solver] = max(sizes(traced.jaxpr))
+    assert largest["auto"] == largest["dual"] < rows * columns <= largest["primal"]
+
+
+def test_head_of_classes_is_stable_in_float32_at_the_size_of_images():
+    """1,600 features of 25 points in 5 classes, eps from large to tiny, against float64."""
+    support = make_labels(25, 5, d=1600)
+    for epsilon in (0.1, 1e-4):
+        method = lj.Lava(Raw(), lj.CrossEntropy(5), epsilon=epsilon, inner_rate=0.01)
+        params = make_params(method, support)
+        found = adapt(params, support)
+        with jax.enable_x64(True):
+            wide = jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf), float), params)
+            exact = adapt(
+                wide, dataclasses.replace(support, x=jnp.asarray(np.asarray(support.x), float))
+            )
+        assert found.dtype == jnp.float32
+        assert_close(found, exact, 2e-4)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import norm
 
 import lavajax
-from lavajax.evaluate import task_keys
+from lavajax.evaluate import _batch_size, _example, task_keys
 from lavajax.outer import BatchExpectation
 from lavajax.train import init_state, run_steps
 from lavajax.types import Points, Task
@@ -285,6 +285,18 @@ def test_evaluation_is_the_mean_of_independent_tasks_whatever_the_batch():
         adapted = lavajax.adapt(params, task.support)
         error = jnp.mean((lavajax.predict(params, adapted, task.query.x).mean - task.query.y) ** 2)
         assert wide.values[index] == pytest.approx(float(error), rel=1e-4)
+
+
+def test_tasks_that_are_large_are_scored_a_few_at_a_time():
+    batches = {
+        points: _batch_size(_example(lavajax.Sine(queries=points), "test"))
+        for points in (
+            50,
+            10_000,
+            10**6,
+        )
+    }
+    assert batches == {50: 250, 10_000: 2**22 // (8 * 10_010), 10**6: 1}
 
 
 def test_evaluation_statistics_against_numpy():

@@ -46,6 +46,7 @@ from lavajax.methods.vr_maml import VrMaml as VrMaml
 from lavajax.methods.vr_maml import vr_maml_released as vr_maml_released
 from lavajax.methods.vr_maml import vr_maml_tuned as vr_maml_tuned
 from lavajax.models.base import Model as Model
+from lavajax.models.conv import Conv4 as Conv4
 from lavajax.models.flax import NNX as NNX
 from lavajax.models.flax import Linen as Linen
 from lavajax.models.mlp import MLP as MLP
@@ -67,6 +68,8 @@ from lavajax.tasks.dynamics import FitzHughNagumo as FitzHughNagumo
 from lavajax.tasks.dynamics import MassSpring as MassSpring
 from lavajax.tasks.dynamics import Pendulum as Pendulum
 from lavajax.tasks.dynamics import VanDerPol as VanDerPol
+from lavajax.tasks.images import MiniImageNet as MiniImageNet
+from lavajax.tasks.images import Omniglot as Omniglot
 from lavajax.tasks.radio import Radio as Radio
 from lavajax.tasks.radio import SyntheticFm as SyntheticFm
 from lavajax.tasks.sine import Sine as Sine

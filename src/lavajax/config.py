@@ -33,11 +33,13 @@ from lavajax.methods.ridge import Ridge
 from lavajax.methods.tnp import Tnp
 from lavajax.methods.vfml import Vfml
 from lavajax.methods.vr_maml import VrMaml
+from lavajax.models.conv import Conv4
 from lavajax.models.mlp import MLP
 from lavajax.subspace import Context, Full, Head
 from lavajax.tasks.air_quality import AirQuality
 from lavajax.tasks.cartpole import Cartpole
 from lavajax.tasks.dynamics import FitzHughNagumo, MassSpring, Pendulum, VanDerPol
+from lavajax.tasks.images import MiniImageNet, Omniglot
 from lavajax.tasks.radio import Radio, SyntheticFm
 from lavajax.tasks.sine import Sine
 from lavajax.tasks.table import Table
@@ -53,10 +55,10 @@ CLASSES: dict[str, Any] = {
         *(Platipus, Bmaml, HyperNetwork),
         *(Cnp, AttentiveCnp, Tnp),
         *(Ridge, Alpaca, Dkt, IMaml),
-        *(MLP, Head, Context, Full),
+        *(MLP, Conv4, Head, Context, Full),
         *(SquaredError, Huber, GaussianNll, CrossEntropy),
         *(Sine, FitzHughNagumo, MassSpring, Pendulum, VanDerPol, Cartpole),
-        *(AirQuality, Radio, SyntheticFm, Table, Units, Columns),
+        *(AirQuality, Radio, SyntheticFm, Omniglot, MiniImageNet, Table, Units, Columns),
         *(NoisyLabels, FixedTasks, VaryingShots),
     )
 }

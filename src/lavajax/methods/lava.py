@@ -369,6 +369,8 @@ class Lava:
         apart = PointLosses.of(self.point_loss, support, bound)
         if self._in_span(apart, prior):
             return Adapted(self._adapt_in_span(params, apart, prior))
+        if self._head_in_span(apart, prior):
+            return Adapted(self._adapt_head_in_span(params, apart, prior))
         steps, curvature = self._fan(params, apart, prior)
         epsilon = self._epsilon(params, apart.mean_scale(curvature.traces()), apart.count)
         if self.solver == "naive":
@@ -457,6 +459,43 @@ class Lava:
             steps = apart.gradient_coefficients(f, inner_rate(self, params))
         u = precision.combine_in_span(gram, steps, apart.loss_factors(f), apart.count, epsilon)
         return jax.tree.map(jnp.add, prior, jacobian.combine(u))
+
+    def _head_in_span(self, apart: PointLosses, prior: PyTree) -> bool:
+        """Whether the head of a loss of any curvature, as of classes, is adapted by its features.
+
+        Where points are fewer than features; then no Jacobian is written out, of N k rows of P k.
+        """
+        if not isinstance(self.subspace, Head) or self.curvature != "ggn" or self._linear_steps:
+            return False
+        small = apart.weight.shape[0] < prior.shape[0]
+        return self.solver == "dual" or (self.solver == "auto" and small)
+
+    def _adapt_head_in_span(self, params: MetaParams, apart: PointLosses, head: Array) -> Array:
+        """W_0 + Z^T u: every step of a point is a multiple of its features, d_i = z_i a_i^T.
+
+        With f_i = W_0^T z_i and s_i = ||z_i||^2, a gradient step is a_i <- a_i - alpha dl/df at
+        f_i + s_i a_i, and the Jacobians' products are J_i J_j^T = (z_i z_j) I.
+        """
+        z = apart.inputs * apart.weight[:, None]
+        f = jnp.matmul(z, head, precision=lax.Precision.HIGHEST)
+        squares = jnp.sum(z**2, axis=-1)[:, None]
+        rate = inner_rate(self, params)
+        steps = jnp.zeros_like(f)
+        if self._count_steps == 1:  # what the scan would compute, without its overhead
+            steps = apart.gradient_coefficients(f, rate)
+        else:
+            steps, _ = lax.scan(
+                lambda a, _: (a + apart.gradient_coefficients(f + squares * a, rate), None),
+                steps,
+                length=self._count_steps,
+            )
+        factors = apart.loss_factors(f if self._at_prior else f + squares * steps)
+        traces = squares[:, 0] * jnp.sum(factors**2, axis=(1, 2))
+        epsilon = self._epsilon(params, apart.mean_scale(traces), apart.count)
+        kernel = jnp.matmul(z, z.T, precision=lax.Precision.HIGHEST)
+        gram = kernel[:, None, :, None] * jnp.eye(apart.out_dim, dtype=z.dtype)[:, None, :]
+        u = precision.combine_in_span(gram, steps, factors, apart.count, epsilon)
+        return head + jnp.matmul(z.T, u, precision=lax.Precision.HIGHEST)
 
     def diagnose(self, params: MetaParams, support: Points) -> LavaDiagnostics:
         """What the estimate for one task is made of, by the literal route: for small blocks.

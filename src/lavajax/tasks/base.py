@@ -51,6 +51,10 @@ class TaskSource(Protocol):
     A source is a pytree: its arrays are arguments of the compiled training step, its settings are
     static. Tasks of one source have the same shapes; supports of different size have a mask. A
     source of standardised data has their ``lavajax.Units`` as a static attribute ``units``.
+
+    A source, or settings with a ``load`` that returns one, may name what its tasks want, and the
+    command line takes it: ``point_loss``, the loss; ``model``, a backbone, where no other is
+    chosen; ``test_tasks``, how many tasks to score on by default.
     """
 
     def sample(self, key: Array, split: Split = "train") -> Task:

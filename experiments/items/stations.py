@@ -111,7 +111,7 @@ def _train_and_score(
 ) -> dict[str, dict[str, float]]:
     """RMSE in ug/m3 by number of labels: of the method, and moved by the support's residual."""
     past, new = read(folders)
-    tasks = lavajax.Table(GROUP, inputs(past), TARGET, shots=20, queries=20).tasks(past)
+    tasks = lavajax.Table(GROUP, inputs(past), (TARGET,), shots=20, queries=20).tasks(past)
     optimizer = lavajax.outer_optimizer(chosen.steps, rate=chosen.outer_rate)
     trained = lavajax.train(method, tasks, steps=chosen.steps, seed=seed, optimizer=optimizer)
     params = trained.params

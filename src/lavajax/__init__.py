@@ -30,9 +30,9 @@ from lavajax.methods.hyper_network import HyperNetwork as HyperNetwork
 from lavajax.methods.imaml import IMaml as IMaml
 from lavajax.methods.imaml import IMamlDiagnostics as IMamlDiagnostics
 from lavajax.methods.lava import Lava as Lava
-from lavajax.methods.lava import LavaDiagnostics as LavaDiagnostics
 from lavajax.methods.lava import lava_bayesian as lava_bayesian
 from lavajax.methods.lava import lava_converged as lava_converged
+from lavajax.methods.lava_general import LavaDiagnostics as LavaDiagnostics
 from lavajax.methods.llama import Llama as Llama
 from lavajax.methods.maml import Maml as Maml
 from lavajax.methods.meta_mix import MetaMix as MetaMix

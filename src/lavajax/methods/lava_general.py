@@ -1,0 +1,202 @@
+"""LAVA for any block and any loss: steps and curvatures by differentiation, point by point."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lavajax import precision, tangent
+from lavajax.curvature import PointLosses
+from lavajax.losses import constant_curvature
+from lavajax.methods.base import bind_support, inner_rate
+from lavajax.subspace import Bound, Context, Full, Head
+from lavajax.types import Adapted, Array, MetaParams, Points, PyTree
+
+if TYPE_CHECKING:
+    from lavajax.methods.lava import Lava
+
+
+def adapt_general(method: Lava, params: MetaParams, support: Points, bound: Bound) -> Adapted:
+    """Any block and any loss: steps and curvatures by differentiation, point by point."""
+    prior = bound.prior
+    apart = PointLosses.of(method.point_loss, support, bound)
+    if _in_span(method, apart, prior):
+        return Adapted(_adapt_in_span(method, params, apart, prior))
+    if _head_in_span(method, apart, prior):
+        return Adapted(_adapt_head_in_span(method, params, apart, prior))
+    steps, curvature = _fan(method, params, apart, prior)
+    epsilon = method.epsilon_share(params, apart.mean_scale(curvature.traces()), apart.count)
+    if method.solver == "naive":
+        fan = jax.tree.map(jnp.add, prior, steps)
+        block = precision.literal(fan, curvature, apart.weight, epsilon)
+    else:
+        block = precision.aggregate(prior, steps, curvature, apart.weight, epsilon)
+    if not isinstance(curvature, precision.LowRank):
+        return Adapted(block)
+    rows = curvature.rows()
+    return method.outcome(params, block, rows, apart.count * epsilon)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class LavaDiagnostics:
+    """The parts of one LAVA estimate, for N points and a block of n parameters.
+
+    Attributes:
+        theta: theta_i, the block's pytree with leaves ``[N, ...]``.
+        hessians: H_i, ``[N, n, n]``; 0 for padding.
+        epsilon: eps as used, a scalar.
+        eigenvalues: of the precision sum_i H_i + N eps I, ``[n]``, ascending. One at or below 0
+            says that exact Hessians made it indefinite: the estimate is then no minimum of
+            anything. The condition number is the ratio of the last to the first.
+    """
+
+    theta: PyTree
+    hessians: Array
+    epsilon: Array
+    eigenvalues: Array
+
+
+def diagnose(method: Lava, params: MetaParams, support: Points) -> LavaDiagnostics:
+    """What the estimate for one task is made of, by the literal route: for small blocks.
+
+    Args:
+        params: meta-parameters of this method.
+        support: at least one point.
+    """
+    support, bound = bind_support(method, params, support)
+    prior = bound.prior
+    apart = PointLosses.of(method.point_loss, support, bound)
+    steps, curvature = _fan(method, params, apart, prior)
+    epsilon = method.epsilon_share(params, apart.mean_scale(curvature.traces()), apart.count)
+    hessians = curvature.matrices()
+    total = precision.add_diagonal(jnp.sum(hessians, axis=0), apart.count * epsilon)
+    return LavaDiagnostics(
+        theta=jax.tree.map(jnp.add, prior, steps),
+        hessians=hessians,
+        epsilon=jnp.asarray(epsilon),
+        eigenvalues=jnp.linalg.eigvalsh(total),
+    )
+
+
+def _fan(
+    method: Lava, params: MetaParams, apart: PointLosses, prior: PyTree
+) -> tuple[PyTree, precision.Curvature]:
+    """The steps d_i, with leaves ``[N, ...]``, and the curvatures H_i."""
+    f, jacobian = apart.jacobian(prior, fan=False)  # compiled only where it is used
+    if method.linear_steps:
+        steps = jacobian.spread(_newton(method, params, apart, f, jacobian.blocks()))
+    elif method.at_prior and method.inner_steps == 1:
+        steps = jacobian.spread(apart.gradient_coefficients(f, inner_rate(method, params)))
+    else:
+        steps = apart.descend(prior, inner_rate(method, params), method.counted_steps)
+    if method.curvature == "flat":
+        size = sum(leaf.size for leaf in jax.tree.leaves(prior))
+        return steps, precision.Flat(apart.weight.shape[0], size)
+    fan = not method.at_prior
+    theta = jax.tree.map(jnp.add, prior, steps) if fan else prior
+    if method.curvature == "hessian":
+        return steps, precision.Dense(apart.hessians(theta, fan=fan))
+    if fan:
+        f, jacobian = apart.jacobian(theta, fan=True)
+    return steps, precision.LowRank(apart.factors(f, jacobian), method.route)
+
+
+def _newton(method: Lava, params: MetaParams, apart: PointLosses, f: Array, blocks: Array) -> Array:
+    """a ``[N, k]``, d_i = J_i^T a_i, of steps to the least of each linearised point."""
+    # A few context parameters may move some outputs hardly or not at all: without damping
+    # they would move without bound. A head moves all alike, and is part of all weights.
+    relative = 1e-4 if isinstance(method.subspace, Context) else 0.0
+    if method.inner_steps == "converged":
+        return apart.newton_coefficients(f, blocks, 0.0, relative)
+    epsilon = _epsilon_at_prior(method, params, apart, f, blocks)
+    damping = epsilon / constant_curvature(method.point_loss, apart.out_dim)
+    return apart.newton_coefficients(f, blocks, damping, relative)
+
+
+def _epsilon_at_prior(
+    method: Lava, params: MetaParams, apart: PointLosses, f: Array, blocks: Array
+) -> Array | float:
+    """eps, given outputs and J_i J_i^T ``[N, k, k]`` at the prior."""
+    s = apart.loss_factors(f)
+    traces = jnp.einsum("nkr,nkl,nlr->n", s, blocks, s, precision="highest")
+    return method.epsilon_share(params, apart.mean_scale(traces), apart.count)
+
+
+def _in_span(method: Lava, apart: PointLosses, prior: PyTree) -> bool:
+    """Whether all of it can happen in the space of the N k outputs, which is the smaller.
+
+    For all weights only: their J_i J_i^T contains ||z_i||^2 I, from the head, and is never
+    near singular as that of a context can be, which would spoil the coefficients.
+    """
+    if not isinstance(method.subspace, Full) or method.curvature != "ggn":
+        return False
+    if method.noise is not None:  # the posterior needs the rows of the Jacobian
+        return False
+    if not method.at_prior or not (method.linear_steps or method.inner_steps == 1):
+        return False
+    size = sum(leaf.size for leaf in jax.tree.leaves(prior))
+    small = apart.weight.shape[0] * apart.out_dim < size
+    return method.solver == "dual" or (method.solver == "auto" and small)
+
+
+def _adapt_in_span(method: Lava, params: MetaParams, apart: PointLosses, prior: PyTree) -> PyTree:
+    """theta_0 + J^T u, without a step or a curvature ever written out."""
+    jacobian: tangent.Jacobian
+    if tangent.is_tapped(method.model):
+        backbone = params.fixed["backbone"]
+        f, jacobian = tangent.layer_rows(method.model, prior, backbone, apart.inputs, apart.weight)
+    else:
+        f, jacobian = apart.jacobian(prior, fan=False)
+    gram = jacobian.gram()
+    blocks = jnp.einsum("nknl->nkl", gram)
+    epsilon = _epsilon_at_prior(method, params, apart, f, blocks)
+    if method.linear_steps:
+        steps = _newton(method, params, apart, f, blocks)
+    else:
+        steps = apart.gradient_coefficients(f, inner_rate(method, params))
+    u = precision.combine_in_span(gram, steps, apart.loss_factors(f), apart.count, epsilon)
+    return jax.tree.map(jnp.add, prior, jacobian.combine(u))
+
+
+def _head_in_span(method: Lava, apart: PointLosses, prior: PyTree) -> bool:
+    """Whether the head of a loss of any curvature, as of classes, is adapted by its features.
+
+    Where points are fewer than features; then no Jacobian is written out, of N k rows of P k.
+    """
+    if not isinstance(method.subspace, Head) or method.curvature != "ggn" or method.linear_steps:
+        return False
+    small = apart.weight.shape[0] < prior.shape[0]
+    return method.solver == "dual" or (method.solver == "auto" and small)
+
+
+def _adapt_head_in_span(method: Lava, params: MetaParams, apart: PointLosses, head: Array) -> Array:
+    """W_0 + Z^T u: every step of a point is a multiple of its features, d_i = z_i a_i^T.
+
+    With f_i = W_0^T z_i and s_i = ||z_i||^2, a gradient step is a_i <- a_i - alpha dl/df at
+    f_i + s_i a_i, and the Jacobians' products are J_i J_j^T = (z_i z_j) I.
+    """
+    z = apart.inputs * apart.weight[:, None]
+    f = jnp.matmul(z, head, precision=lax.Precision.HIGHEST)
+    squares = jnp.sum(z**2, axis=-1)[:, None]
+    rate = inner_rate(method, params)
+    steps = jnp.zeros_like(f)
+    if method.counted_steps == 1:  # what the scan would compute, without its overhead
+        steps = apart.gradient_coefficients(f, rate)
+    else:
+        steps, _ = lax.scan(
+            lambda a, _: (a + apart.gradient_coefficients(f + squares * a, rate), None),
+            steps,
+            length=method.counted_steps,
+        )
+    factors = apart.loss_factors(f if method.at_prior else f + squares * steps)
+    traces = squares[:, 0] * jnp.sum(factors**2, axis=(1, 2))
+    epsilon = method.epsilon_share(params, apart.mean_scale(traces), apart.count)
+    kernel = jnp.matmul(z, z.T, precision=lax.Precision.HIGHEST)
+    gram = kernel[:, None, :, None] * jnp.eye(apart.out_dim, dtype=z.dtype)[:, None, :]
+    u = precision.combine_in_span(gram, steps, factors, apart.count, epsilon)
+    return head + jnp.matmul(z.T, u, precision=lax.Precision.HIGHEST)

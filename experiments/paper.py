@@ -43,6 +43,7 @@ from items import (
     stations,
     systems_table,
     time_figure,
+    tracking,
     variance,
 )
 from protocols import HEADLINE, QUICK, Scale
@@ -63,6 +64,7 @@ ITEMS: dict[str, Item] = {
     "time": time_figure,
     "noise": noise,
     "conditions": conditions,
+    "tracking": tracking,
     "qualitative": qualitative,
 }
 

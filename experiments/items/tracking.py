@@ -1,0 +1,134 @@
+"""A pendulum whose mass changes while it is being tracked: adaptation as points arrive."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import figures
+import lavajax
+from comparison import Job
+from protocols import Row, Scale
+from tables import section
+from works import Folders, Work
+
+TITLE = "a pendulum whose mass changes: adaptation as points arrive"
+NAME = "tracking"
+FIGURE = "tracking.png"
+NOISE = 0.05
+SIZES = (1, 3, 10, 30, 100)
+PENDULUM = lavajax.Pendulum(shots=max(SIZES))
+TASKS = lavajax.VaryingShots(lavajax.NoisyLabels(PENDULUM, std=NOISE), sizes=SIZES)
+ROW = Row("LAVA, Bayesian", lavajax.lava_bayesian())
+FORGET = (1.0, 0.95, 0.8)
+LABELS = {forget: f"forget = {forget:g}" for forget in FORGET}
+POINTS, PENDULUMS, STATES = 120, 200, 50  # points before the change, and as many after it
+
+
+def _job(scale: Scale) -> Job:
+    protocol = dataclasses.replace(scale.protocol, seeds=1)
+    return Job(NAME, ROW, "trained", TASKS, protocol)
+
+
+def _work(scale: Scale) -> Work:
+    job = _job(scale)
+    pendulums = 4 if scale.quick else PENDULUMS
+    key = {"model": job.key, "pendulums": pendulums, "points": POINTS, "forget": FORGET}
+    return Work(
+        NAME, "tracked", key, partial(_track, job, pendulums), after=(job.work,), seconds=40.0
+    )
+
+
+def works(scale: Scale) -> list[Work]:
+    """The model, and how it follows pendulums that it has never seen."""
+    return [_work(scale)]
+
+
+def _track(job: Job, pendulums: int, folders: Folders) -> dict[str, Any]:
+    """Error and predicted standard deviation after every point, by ``FORGET``."""
+    params = job.params(folders, 0)
+
+    def follow(key: jax.Array) -> dict[str, jax.Array]:
+        """One pendulum, ``[FORGET, points]``."""
+        keys = jax.random.split(key, 4)
+        before = PENDULUM.parameters(keys[0], "test")
+        changed = {**before, "mass": PENDULUM.parameters(keys[1], "test")["mass"]}
+        low, high = np.array(PENDULUM.BOX).T
+        states = jax.random.uniform(keys[2], (2 * POINTS, 2), minval=low, maxval=high)
+        changes = jnp.arange(2 * POINTS) >= POINTS
+
+        def field(at: jax.Array, new: jax.Array) -> jax.Array:
+            fields = [PENDULUM.field(at, **parameters) for parameters in (before, changed)]
+            return jnp.where(new[..., None], fields[1], fields[0])
+
+        noise = NOISE * jax.random.normal(keys[3], states.shape)
+        labels = field(states, changes) + noise
+        at = jax.random.uniform(key, (STATES, 2), minval=low, maxval=high)
+
+        def follow_with(forget: float) -> dict[str, jax.Array]:
+            def take(sums: lavajax.Sums, point: Any) -> Any:
+                x, y, new = point
+                sums = lavajax.update(params, sums, (x[None], y[None]), forget=forget)
+                prediction = lavajax.predict(params, lavajax.estimate(params, sums), at)
+                truth = field(at, jnp.broadcast_to(new, at.shape[:1]))
+                assert prediction.epistemic is not None
+                return sums, {
+                    "error": jnp.mean((prediction.mean - truth) ** 2),
+                    "variance": jnp.mean(prediction.epistemic),
+                }
+
+            return jax.lax.scan(take, lavajax.online(params), (states, labels, changes))[1]
+
+        found = [follow_with(forget) for forget in FORGET]
+        return jax.tree.map(lambda *each: jnp.stack(each), *found)
+
+    found = jax.lax.map(jax.jit(follow), jax.random.split(jax.random.key(5), pendulums))
+    return {
+        LABELS[forget]: {
+            name: [float(f"{v:.4g}") for v in np.sqrt(np.mean(values[:, index], axis=0))]
+            for name, values in jax.tree.map(np.asarray, found).items()
+        }
+        for index, forget in enumerate(FORGET)
+    }
+
+
+def render(scale: Scale, folders: Folders) -> str:
+    """The section of RESULTS.md."""
+    found = _work(scale).result(folders)
+    if found is None:
+        return ""
+    draw(found, folders.results / FIGURE)
+    return section(
+        "## Points that arrive",
+        f"Pendulums are followed by single noisy values of their field (standard deviation "
+        f"{NOISE:g}); after {POINTS} points the mass changes. Root mean square of the error over "
+        f"{STATES} states of a pendulum and {PENDULUMS} pendulums, and of what LAVA believes it to "
+        "be. What is not forgotten holds the estimate back for good; what is forgotten faster "
+        "follows faster, and is less sure.",
+        f"![Error as points arrive]({folders.results.name}/{FIGURE})",
+    )
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Errors and predicted standard deviations against the number of points."""
+    plt = figures.pyplot()
+    figure, axis = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
+    colours = (figures.BLACK, figures.VERMILION, figures.SKY)
+    for (label, curves), colour in zip(found.items(), colours, strict=True):
+        points = np.arange(1, len(curves["error"]) + 1)
+        axis.plot(points, curves["error"], color=colour, label=label)
+        axis.plot(points, curves["variance"], color=colour, ls=":")
+    axis.plot([], [], color=figures.GREY, ls=":", label="predicted")
+    axis.axvline(POINTS, color=figures.GREY, lw=0.8)
+    axis.text(POINTS + 3, 0.95, "mass changes", transform=axis.get_xaxis_transform(), va="top")
+    axis.set_yscale("log")
+    axis.set_xlabel("points")
+    axis.set_ylabel("RMSE of the field")
+    figure.legend(loc="outside right upper")
+    figures.save(figure, path)

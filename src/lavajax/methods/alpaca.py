@@ -17,7 +17,6 @@ from lavajax.methods.base import (
     check_parts,
     init_network,
     prior_of,
-    scalar,
 )
 from lavajax.methods.head import AtHead, at_head
 from lavajax.methods.noise import learned_noise, noise_variance, outer_loss
@@ -105,15 +104,15 @@ class Alpaca:
             support, ``[N, P]``; 0 for padding.
         """
         del key  # deterministic
-        unit = scalar(1.0)
         if support.x.shape[0] == 0:
             prior = prior_of(self, params).block
-            return Adapted(prior, Posterior(jnp.zeros((0, prior.shape[0]), prior.dtype), unit))
+            rows = jnp.zeros((0, prior.shape[0]), prior.dtype)
+            return Adapted(prior, Posterior(rows, jnp.ones((), prior.dtype)))
         z, at = self._at_head(params, support)
         shrink = lax.rsqrt(_unit_with_rounding(jnp.sum(z**2), at.n))
         z = z * shrink
         move = precision.solve_kronecker_head(z, at.residual * shrink, 1.0, self.solver)
-        return Adapted(self._moved(params, -move), Posterior(z, unit))
+        return Adapted(self._moved(params, -move), Posterior(z, jnp.ones((), z.dtype)))
 
     def absorb(self, params: MetaParams, points: Points) -> Sums:
         """The sums of some points ``[N]``, N >= 0, for adaptation as they arrive."""
@@ -124,7 +123,7 @@ class Alpaca:
         """What ``adapt`` gives for all points of the sums."""
         unit = _unit_with_rounding(jnp.trace(sums.features), sums.points)
         move = solve_head(jnp.zeros_like(sums.curved), sums, unit, 0.0)
-        posterior = DensePosterior.of(sums.features / unit, scalar(1.0))
+        posterior = DensePosterior.of(sums.features / unit, jnp.ones_like(unit))
         return Adapted(self._moved(params, move), posterior)
 
     def predict(

@@ -222,7 +222,8 @@ class Lava:
         del key  # deterministic
         if support.x.shape[0] == 0:
             prior = prior_of(self, params)
-            rows = jnp.zeros((0, self._posterior_size(prior.block)))
+            dtype = jax.tree.leaves(prior.block)[0].dtype
+            rows = jnp.zeros((0, self._posterior_size(prior.block)), dtype)
             return self.outcome(params, prior.block, rows, self.epsilon_share(params, 0.0, 1.0))
         support, bound = bind_support(self, params, support)
         if self.closed_form:

@@ -140,14 +140,14 @@ class Table:
                 return [f"{unit * np.mean(values):.3g}"] if values else []
 
             parts = mean("nll") + mean("crps")
-            levels = ("coverage_50", "coverage_90", "coverage")
+            levels = ("coverage", "coverage_90", "coverage_50")
             parts += [" / ".join(each for name in levels for each in mean(name, 100))]
             parts = [part for part in parts if part]
             lost = len(seeds) - len(known)
             parts += [f"{lost} of {len(seeds)} seeds diverged"] if known and lost else []
             return ", ".join(parts)
 
-        return self._show("NLL, CRPS, % inside 50 / 90 / 95% intervals", show)
+        return self._show("NLL, CRPS, % inside 95 / 90 / 50% intervals", show)
 
     def _show(
         self,

@@ -31,6 +31,7 @@ import jax
 from files import write_whole
 from items import (
     air_table,
+    calibration,
     conditions,
     geometry,
     noise,
@@ -64,6 +65,7 @@ ITEMS: dict[str, Item] = {
     "time": time_figure,
     "noise": noise,
     "conditions": conditions,
+    "calibration": calibration,
     "tracking": tracking,
     "qualitative": qualitative,
 }

@@ -30,8 +30,8 @@ What is behind the numbers:
 - **The likelihood is worth more than the form of the estimate.** `LAVA, Bayesian` is the same head,
   with the prior counted once, trained on the density of the query instead of its squared error. Its
   mean is three times closer at N = 2 and ten times at N = 10 and 20 than converged LAVA's and
-  ridge's, and level with ALPaCA's, which does the same with a prior of full covariance. Its noise is
-  learned, ALPaCA's here is not: hence its higher density and its coverage near 95%.
+  ridge's, and level with ALPaCA's, which does the same with a prior of full covariance. Noise is
+  learned, in ALPaCA here it is not: hence the higher density and the coverage near 95%.
 - **At N = 1** there is nothing to weigh: one-step LAVA is one-step ANIL. The table's ANIL takes 8
   steps; converged LAVA, whose one point is fitted to the end, equals it. Methods that need not pass
   through the point come closer to the best that is possible: hypernetwork, CNP, and contexts.

@@ -24,7 +24,7 @@ FIGURE = "tracking.png"
 NOISE = 0.05
 SIZES = (1, 3, 10, 30, 100)
 PENDULUM = lavajax.Pendulum(shots=max(SIZES))
-TASKS = lavajax.VaryingShots(lavajax.NoisyLabels(PENDULUM, std=NOISE), sizes=SIZES)
+TASKS = lavajax.VaryingShots(lavajax.NoisyLabels(PENDULUM, NOISE, "both"), SIZES)
 ROW = Row("LAVA, Bayesian", lavajax.lava_bayesian())
 FORGET = (1.0, 0.95, 0.8)
 LABELS = {forget: f"forget = {forget:g}" for forget in FORGET}

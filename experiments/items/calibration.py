@@ -1,0 +1,214 @@
+"""How far error bars can be trusted, from no point to many."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import figures
+import lavajax
+from comparison import DENSITIES, Job
+from protocols import EXTENDED_ROWS, Row, Scale
+from tables import section
+from works import Folders, Work
+
+TITLE = "sine waves with noise: error bars, from no point to many"
+NAME = "calibration"
+FIGURE, BANDS = "calibration.png", "bands.png"
+STD = 0.1
+SIZES = (1, 2, 5, 10, 20)
+WAVES = lavajax.NoisyLabels(lavajax.Sine(shots=max(SIZES)), STD, "both")
+TASKS = lavajax.VaryingShots(WAVES, SIZES)
+LEVELS = np.linspace(0.05, 0.95, 19)
+LAVA = "LAVA, Bayesian"
+# All that predict a density; those whose noise can be learned learn it.
+ROWS = (
+    Row(LAVA, lavajax.lava_bayesian()),
+    Row("ALPaCA", lavajax.Alpaca(noise=0.1, learn_noise=True)),
+    Row("DKT, linear", lavajax.Dkt(kernel="linear", objective="predictive")),
+    Row("DKT, RBF", lavajax.Dkt(kernel="rbf", objective="predictive")),
+    *(row for row in EXTENDED_ROWS if row.name in ("CNP", "attentive CNP", "TNP-D")),
+)
+QUICK_ROWS = ROWS[:2]
+_GRID = np.linspace(-5, 5, 101)
+_SHOWN = (0, 1, 2, 3, 5, 10)
+
+
+def _sizes(scale: Scale) -> tuple[int, ...]:
+    return SIZES[:1] if scale.quick else SIZES
+
+
+def _rows(scale: Scale) -> tuple[Row, ...]:
+    return QUICK_ROWS if scale.quick else ROWS
+
+
+def _job(scale: Scale, row: Row) -> Job:
+    return Job(NAME, row, "trained", TASKS, dataclasses.replace(scale.protocol, seeds=3))
+
+
+def works(scale: Scale) -> list[Work]:
+    """Scores of each method, and the curves of LAVA as points arrive."""
+    return [*(_scored(scale, row) for row in _rows(scale)), _bands(scale)]
+
+
+def _scored(scale: Scale, row: Row) -> Work:
+    job, tasks = _job(scale, row), 20 if scale.quick else 2_000
+    key = {**job.key, "tasks": tasks, "sizes": SIZES, "levels": len(LEVELS)}
+    return Work(NAME, row.name, key, partial(_score, job, tasks), after=(job.work,), seconds=60.0)
+
+
+def _score(job: Job, tasks: int, folders: Folders) -> list[dict[str, Any]]:
+    """For each seed and N: the scores, their standard errors, and coverage at every level."""
+    found = []
+    for params in job.trained(folders):
+        by_size = {}
+        for n in sizes:
+            waves = dataclasses.replace(WAVES, tasks=lavajax.Sine(shots=n))
+            scores = lavajax.evaluate(params, waves, num_tasks=tasks)
+            each: dict[str, Any] = {"mse": scores.mean}
+            for name in DENSITIES:
+                values = getattr(scores, name)
+                each[name] = float(values.mean())
+                each[f"{name} error"] = float(values.std(ddof=1) / np.sqrt(tasks))
+            inside = lavajax.score(
+                jax.tree_util.Partial(_inside, params), waves, num_tasks=min(tasks, 500)
+            )
+            each["inside"] = np.round(inside.mean(axis=0), 4).tolist()
+            by_size[str(n)] = each
+        found.append(by_size)
+    return found
+
+
+def _inside(params: lavajax.MetaParams, task: lavajax.Task, key: jax.Array) -> jax.Array:
+    """The share of a task's query inside the central interval of every level."""
+    adapted = lavajax.adapt(params, task.support, key=key)
+    prediction = lavajax.predict(params, adapted, task.query.x)
+    assert prediction.variance is not None
+    z = jnp.abs(task.query.y - prediction.mean) / jnp.sqrt(prediction.variance)
+    probability = 2 * jax.scipy.stats.norm.cdf(z) - 1  # of the interval that ends at the target
+    return jnp.mean(probability[..., None] <= LEVELS, axis=(0, 1))
+
+
+def _bands(scale: Scale) -> Work:
+    job = _job(scale, _rows(scale)[0])
+    key = {**job.key, "shown": _SHOWN}
+    return Work(NAME, "bands", key, partial(_draw_points, job), after=(job.work,), seconds=20.0)
+
+
+def _draw_points(job: Job, folders: Folders) -> dict[str, Any]:
+    """Mean, band and functions of one wave as its points arrive."""
+    params = job.params(folders, 0)
+    task = WAVES.sample(jax.random.key(3), "test")
+    grid, panels = jnp.asarray(_GRID)[:, None], []
+    for n in _SHOWN:
+        mask = jnp.arange(max(SIZES)) < n
+        adapted = lavajax.adapt(params, lavajax.Points(task.support.x, task.support.y, mask))
+        prediction = lavajax.predict(params, adapted, grid)
+        drawn = lavajax.sample(params, adapted, grid, jax.random.key(n), number=8)
+        assert prediction.epistemic is not None
+        panels.append(
+            {
+                "mean": _numbers(prediction.mean),
+                "std": _numbers(jnp.sqrt(prediction.epistemic)),
+                "functions": [_numbers(each) for each in drawn],
+            }
+        )
+    return {"x": _numbers(task.support.x), "y": _numbers(task.support.y), "panels": panels}
+
+
+def _numbers(values: Any) -> list[float]:
+    return np.round(np.asarray(values, float).reshape(-1), 3).tolist()
+
+
+def render(scale: Scale, folders: Folders) -> str:
+    """The section of RESULTS.md."""
+    found = {
+        row.name: result
+        for row in _rows(scale)
+        if (result := _scored(scale, row).result(folders)) is not None
+    }
+    if not found:
+        return ""
+    draw(found, folders.results / FIGURE)
+    bands = _bands(scale).result(folders)
+    if bands is not None:
+        draw_bands(bands, folders.results / BANDS)
+    return section(
+        "## Error bars",
+        f"Sine waves with noise of standard deviation {STD:g} on all labels; one model for all N, "
+        f"trained on N drawn from {', '.join(map(str, SIZES))} by the density of the query. "
+        "Negative log density in nats and its standard error over tasks, then what share of the "
+        "targets lies inside 95% intervals; means over seeds.",
+        _table(found, lambda each: f"{each['nll']:.3f} ± {each['nll error']:.2g}"),
+        _table(found, lambda each: f"{100 * each['coverage']:.1f}%"),
+        "CRPS, and the standard deviation that is predicted:",
+        _table(found, lambda each: f"{each['crps']:.3g}, {each['sharpness']:.3g}"),
+        f"![Share of targets inside intervals]({folders.results.name}/{FIGURE})",
+        f"{LAVA}: mean, two standard deviations of what the points leave open, and functions drawn "
+        f"from it.\n\n![Bands as points arrive]({folders.results.name}/{BANDS})"
+        if bands is not None
+        else "",
+    )
+
+
+def _table(found: dict[str, Any], show: Any) -> str:
+    sizes = next(iter(found.values()))[0].keys()
+    head = ["method", *(f"N = {n}" for n in sizes)]
+    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    for name, seeds in found.items():
+        cells = []
+        for n in sizes:
+            values = [seed[n] for seed in seeds]
+            mean = {key: np.mean([v[key] for v in values], axis=0) for key in values[0]}
+            cells.append(show(mean))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def draw(found: dict[str, Any], path: Path) -> None:
+    """Observed against nominal shares, a panel for each N."""
+    plt = figures.pyplot()
+    sizes = list(next(iter(found.values()))[0])
+    figure, axes = plt.subplots(
+        *(1, len(sizes)),
+        figsize=(1.9 * len(sizes), 2.6),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+        layout="constrained",
+    )
+    for axis, n in zip(axes[0], sizes, strict=True):
+        axis.plot([0, 1], [0, 1], color=figures.GREY, lw=0.8)
+        for name, seeds in found.items():
+            inside = np.mean([seed[n]["inside"] for seed in seeds], axis=0)
+            label = name if n == sizes[0] else None
+            axis.plot(LEVELS, inside, label=label, **figures.line(name))
+        axis.set_title(f"N = {n}", fontsize=9)
+        axis.set_aspect("equal")
+        axis.set_xlabel("nominal")
+    axes[0, 0].set_ylabel("observed")
+    figure.legend(loc="outside lower center", ncols=4)
+    figures.save(figure, path)
+
+
+def draw_bands(found: dict[str, Any], path: Path) -> None:
+    """A panel for each number of points."""
+    plt = figures.pyplot()
+    figure, axes = plt.subplots(
+        2, 3, figsize=(8.0, 4.4), sharex=True, sharey=True, layout="constrained"
+    )
+    for axis, n, panel in zip(axes.flat, _SHOWN, found["panels"], strict=True):
+        mean, std = np.array(panel["mean"]), np.array(panel["std"])
+        axis.fill_between(_GRID, mean - 2 * std, mean + 2 * std, color=figures.SKY, alpha=0.35)
+        for drawn in panel["functions"]:
+            axis.plot(_GRID, drawn, color=figures.BLUE, lw=0.5, alpha=0.5)
+        axis.plot(_GRID, mean, color=figures.VERMILION)
+        axis.plot(found["x"][:n], found["y"][:n], "o", color=figures.BLACK, ms=4)
+        axis.set_title(f"{n} point{'' if n == 1 else 's'}", fontsize=9)
+    figures.save(figure, path)

@@ -59,11 +59,13 @@ def works(scale: Scale) -> list[Work]:
 
 def _scored(scale: Scale, row: Row) -> Work:
     job, tasks = _job(scale, row), 20 if scale.quick else 2_000
-    key = {**job.key, "tasks": tasks, "sizes": SIZES, "levels": len(LEVELS)}
-    return Work(NAME, row.name, key, partial(_score, job, tasks), after=(job.work,), seconds=60.0)
+    sizes = _sizes(scale)
+    key = {**job.key, "tasks": tasks, "sizes": sizes, "levels": len(LEVELS)}
+    compute = partial(_score, job, tasks, sizes)
+    return Work(NAME, row.name, key, compute, after=(job.work,), seconds=60.0)
 
 
-def _score(job: Job, tasks: int, folders: Folders) -> list[dict[str, Any]]:
+def _score(job: Job, tasks: int, sizes: tuple[int, ...], folders: Folders) -> list[dict[str, Any]]:
     """For each seed and N: the scores, their standard errors, and coverage at every level."""
     found = []
     for params in job.trained(folders):

@@ -141,7 +141,8 @@ def _compute(job: Job, folders: Folders) -> dict[str, Any]:
             model = _model(job, folders, key)
             run = partial(_run, job, source, method, rate, seed=seed, model=model)
             seeds.append(pieces.compute(f"{job.name} seed {seed}{again}", key, run))
-            if seeds[-1][job.metric] is None and (method, rate) != candidates[-1]:
+            gone = seeds[-1][job.metric] is None and seeds[-1].get("diverged", True)
+            if gone and (method, rate) != candidates[-1]:
                 given_up.append(_label(method, rate))
                 break
         else:
@@ -238,10 +239,12 @@ def _run(
         steps = job.protocol.steps
         params = _train(job, source, method, rate, seed=seed, steps=steps, callback=record).params
     except FloatingPointError:
-        return {job.metric: None, "curve": curve}
+        return {job.metric: None, "curve": curve, "diverged": True}
+    # Whether it is sound is asked of validation tasks: those of the test choose nothing.
+    checked = _score(source, params, "validation", min(500, job.protocol.validation_tasks))
     found = _score(source, params, "test", job.protocol.test_tasks)
-    if not np.isfinite(found.mean):
-        return {job.metric: None, "curve": curve}
+    if not np.isfinite(checked.mean + found.mean):
+        return {job.metric: None, "curve": curve, "diverged": not np.isfinite(checked.mean)}
     lavajax.save(params, model, overwrite=True)
     return {
         job.metric: found.mean,

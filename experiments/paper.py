@@ -107,6 +107,8 @@ def parse() -> argparse.Namespace:
         parser.error(f"give --all, or items of {', '.join(ITEMS)}")
     if args.workers is not None and args.workers < 1:
         parser.error(f"--workers must be at least 1, got {args.workers}")
+    if args.quick and args.results and args.results.resolve() == ROOT / "results":
+        parser.error("--quick is of tiny runs, which must not replace the results of whole ones")
     if args.only_time and args.no_time:
         parser.error("--only-time and --no-time leave nothing to do")
     return args
@@ -162,6 +164,7 @@ def main() -> int:
         "--all --quick" if args.quick else "--all --extended"
     )
     head = ["# Results", f"All of it is made by `{command}`, or item by item; see `--help`."]
+    results.parent.mkdir(parents=True, exist_ok=True)
     write_whole(results.parent / "RESULTS.md", "\n\n".join([*head, *filter(None, sections)]) + "\n")
     for each in failed:
         print(f"error: {each} failed")

@@ -361,7 +361,7 @@ def score(
         "test_tasks": test_tasks,
         "seeds": seeds,
         "paper": paper_value(task, params[0].method),
-        "references": reference_errors(task, source, test_tasks),
+        "references": reference_errors(task, source, test_tasks, seed=test_seed),
         "machine": machine(),
     }
     if table_of(source) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import zipfile
 from pathlib import Path
@@ -32,11 +33,12 @@ def station_file(station: str, *, header: str = HEADER, rows: int = HOURS) -> by
     """A file in the published layout: CRLF, quoted strings, NA unquoted; every 100th is missing."""
     values = measurement(np.arange(rows))
     lines = [header]
+    start = datetime.datetime(2013, 3, 1)
     for i, value in enumerate(values):
+        hour = start + datetime.timedelta(hours=i)
+        when = f"{hour.year},{hour.month},{hour.day},{hour.hour}"
         pm = "NA" if i % 100 == 0 else f"{value:.4f}"
-        lines.append(
-            f'{i + 1},2013,3,1,{i % 24},{pm},4,4,7,300,77,-0.7,1023,-18.8,0,"NNW",4.4,"{station}"'
-        )
+        lines.append(f'{i + 1},{when},{pm},4,4,7,300,77,-0.7,1023,-18.8,0,"NNW",4.4,"{station}"')
     return ("\r\n".join(lines) + "\r\n").encode("ascii")
 
 
@@ -205,6 +207,11 @@ def test_changed_file_is_refused_by_name(files, tmp_path, change, message):
             b"\n7,2013",
             b"\n8,2013",
             "must have 35064 hourly rows numbered from 1, got 35064 rows, n",
+        ),
+        (
+            b"\n49,2013,3,3,0,",
+            b"\n49,2013,3,4,0,",
+            "row 49 is of 2013-03-03T00, and says day 4",
         ),
         (b"Aotizhongxin", b"Dongsi", "must hold measurements of Aotizhongxin, got 'Dongsi'"),
         (b"\n9,2013,", b"\n9,,,,2013,", "must be a table of comma-separated values"),

@@ -136,6 +136,24 @@ def test_batch_normalisation_is_refused_where_points_are_taken_apart(subspace):
     make_params(lavajax.Lava(Conv4(2, "layer"), LOSS, subspace), pictures())
 
 
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_a_support_of_padding_alone_and_no_image_leave_the_prior(norm):
+    support = pictures()
+    params = make_params(lavajax.Lava(Conv4(2, norm), LOSS), support)
+    nothing = lavajax.Points(support.x, support.y, jnp.zeros(len(support.y), bool))
+    assert_close(lavajax.adapt(params, nothing).block, params["head"], 0)
+    adapted = lavajax.adapt(params, (support.x[:0], support.y[:0]))
+    assert_close(adapted.block, params["head"], 0)
+    assert lavajax.predict(params, adapted, support.x[:0]).mean.shape[0] == 0
+
+    def loss(learned):
+        other = params.replace_learned(learned)
+        return params.method.loss(other, lavajax.Task(nothing, support), None)
+
+    for leaf in jax.tree.leaves(jax.grad(loss)(params.learned)):
+        assert np.isfinite(leaf).all()
+
+
 @pytest.mark.parametrize(
     ("method", "shared"),
     [

@@ -219,7 +219,7 @@ def test_functions_are_drawn_from_a_posterior_alone():
     with pytest.raises(ValueError, match="a method with a posterior of functions"):
         lj.sample(params, lj.adapt(params, support), support.x, jax.random.key(0))
     params = make_params(PLAIN, support)
-    with pytest.raises(ValueError, match="number must be at least 1"):
+    with pytest.raises(ValueError, match="number must be an integer of at least 1"):
         lj.sample(params, lj.adapt(params, support), support.x, jax.random.key(0), number=0)
     with pytest.raises(ValueError, match="adapted must be what adapt returned"):
         lj.sample(params, make_labels(2), support.x, jax.random.key(0))

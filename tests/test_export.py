@@ -1,5 +1,6 @@
 """Compiled programs do what the library does, in a process that does not have it."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -82,14 +83,26 @@ def test_nothing_is_overwritten_unless_it_is_an_export(tmp_path):
 
 def test_impossible_exports_are_refused(tmp_path):
     support = make_points(3)
-    with pytest.raises(ValueError, match="shots must be at least 1"):
+    with pytest.raises(ValueError, match="shots must be an integer of at least 1"):
         lj.export(make_params(lj.Lava(RELU), support), tmp_path / "model", shots=0)
+    with pytest.raises(ValueError, match="platforms must be of cpu, cuda, rocm, tpu, got gpu"):
+        lj.export(
+            make_params(lj.Lava(RELU), support), tmp_path / "model", shots=1, platforms=["gpu"]
+        )
     seeds = jax.vmap(lambda key: lj.Lava(RELU).init(key, support.x, support.y))(
         jax.random.split(jax.random.key(0), 2)
     )
     with pytest.raises(ValueError, match="params must be those of one seed"):
         lj.export(seeds, tmp_path / "model", shots=3)
     assert not list(tmp_path.iterdir())
+
+
+def test_units_that_float32_cannot_tell_apart_are_refused(tmp_path):
+    support = make_points(3)
+    units = lj.Units(lj.Columns((1.7e9,), (100.0,), ("time",)), lj.Columns((0,), (1,), ("y",)))
+    params = dataclasses.replace(make_params(lj.Lava(RELU), support), units=units)
+    with pytest.raises(ValueError, match="column time has a mean of 1"):
+        lj.export(params, tmp_path / "model", shots=3)
 
 
 def test_without_a_mask_the_program_says_what_it_wants(tmp_path):

@@ -133,6 +133,25 @@ def test_episodes_that_cannot_be_drawn_are_refused(changes, message):
         make(**changes)
 
 
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ([0, 1, 1], "classes must name every label once, in one split, got class 1 twice"),
+        ([*range(3), 99], "classes must be labels from 0 to .*, got 0 to 99"),
+        ([-1, 0, 1], "got -1 to"),
+    ],
+)
+def test_classes_that_are_named_twice_or_are_none_are_refused(train, message):
+    with pytest.raises(ValueError, match=message):
+        images.episodes(numbered(), {**SPLITS, "train": train}, ways=2, shots=1, queries=2)
+
+
+def test_splits_that_share_a_class_are_refused():
+    shared = {**SPLITS, "test": [*SPLITS["test"], SPLITS["train"][0]]}
+    with pytest.raises(ValueError, match="once, in one split"):
+        images.episodes(numbered(), shared, ways=2, shots=1, queries=2)
+
+
 def test_images_that_are_not_bytes_or_not_square_are_refused():
     data, settings = numbered(), {"ways": 2, "shots": 1, "queries": 1}
     with pytest.raises(ValueError, match=r"must be uint8 \[n, H, W, C\], got float64"):

@@ -1,6 +1,7 @@
 """Points that arrive one by one lead where all of them at once do."""
 
 import dataclasses
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -132,28 +133,19 @@ def test_float32_drifts_little_over_ten_thousand_updates():
 
 
 def test_nothing_is_compiled_again_as_points_arrive():
-    traces = []
-
-    @dataclasses.dataclass(frozen=True)
-    class Counting:
-        """A backbone that notes every time it is traced."""
-
-        def init(self, key, x, context=None):
-            return {}, {}
-
-        def features(self, weights, fixed, x, *, context=None, mask=None):
-            traces.append(x.shape)
-            return x
-
+    """Whatever type the numbers have that say how much is forgotten."""
+    module = sys.modules["lavajax.online"]  # the package's attribute is the function
     support = make_points(30, 1)
-    params = make_params(lj.Lava(Counting()), support)
+    params = make_params(lj.Lava(RELU), support)
     sums = lj.online(params)
-    after_first = None
+    sizes = []
     for i in range(30):
-        sums = lj.update(params, sums, (support.x[i : i + 1], support.y[i : i + 1]))
+        forget = (0.9, np.float32(0.8), jnp.float32(0.7), 1)[i % 4]
+        point = (support.x[i : i + 1], support.y[i : i + 1])
+        sums = lj.update(params, sums, point, forget=forget)
         lj.predict(params, lj.estimate(params, sums), support.x[:1])
-        after_first = after_first or len(traces)
-    assert len(traces) == after_first
+        sizes.append((module._update._cache_size(), module._conclude._cache_size()))
+    assert len(set(sizes)) == 1
 
 
 def test_it_goes_through_jit_and_vmap():
@@ -188,12 +180,26 @@ def test_what_needs_the_points_is_refused(method, message):
         lj.online(params)
 
 
+def test_points_that_see_each_other_are_refused():
+    images = jnp.zeros((3, 16, 16, 1))
+    method = lj.Ridge(lj.Conv4(width=2), lj.CrossEntropy(3))
+    params = method.init(jax.random.key(0), images, jnp.arange(3))
+    with pytest.raises(ValueError, match="a model that takes points apart"):
+        lj.online(params)
+
+
+def test_sums_of_another_model_are_refused():
+    one, two = (make_params(lj.Ridge(RELU), make_points(3, k)) for k in (1, 2))
+    with pytest.raises(ValueError, match="with curved of shape"):
+        lj.estimate(two, lj.online(one))
+
+
 def test_bad_input_is_refused():
     support = make_points(3)
     params = make_params(lj.Lava(RELU), support)
     sums = lj.online(params, support)
-    for forget in (0.0, 1.1, -1.0, float("nan")):
-        with pytest.raises(ValueError, match="forget must be above 0 and at most 1"):
+    for forget in (0.0, 1.1, -1.0, float("nan"), jnp.ones(2)):
+        with pytest.raises(ValueError, match="forget must be a number above 0 and at most 1"):
             lj.update(params, sums, support, forget=forget)
     with pytest.raises(ValueError, match=r"support\.x must be finite"):
         lj.update(params, sums, (jnp.full((1, 1), jnp.nan), support.y[:1]))

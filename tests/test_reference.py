@@ -83,6 +83,18 @@ def test_radio_has_its_references_and_is_called_synthetic(monkeypatch):
     assert "lava on radio, 10" in table("lava", "radio", stored, results).title
 
 
+def test_noise_on_the_query_adds_to_every_reference():
+    sine = reference.reference_errors(lavajax.NoisyLabels(lavajax.Sine(), 3.0, "both"), None, 20)
+    assert sine["predict 0"] == pytest.approx(4.25 + 9)
+    plain = reference.reference_errors(lavajax.Pendulum(), None, 20)
+    clean = reference.reference_errors(lavajax.NoisyLabels(lavajax.Pendulum(), 3.0), None, 20)
+    noisy = reference.reference_errors(
+        lavajax.NoisyLabels(lavajax.Pendulum(), 3.0, "both"), None, 20
+    )
+    assert clean == plain
+    assert noisy == {name: pytest.approx(value + 9) for name, value in plain.items()}
+
+
 def test_papers_numbers_are_for_its_own_data_alone():
     lava = lavajax.Lava()
     assert reference.paper_value(lavajax.Radio(), lava) is None

@@ -81,6 +81,49 @@ class Faulty:
         return lavajax.Task(dataclasses.replace(task.support, y=y), task.query)
 
 
+@dataclasses.dataclass(frozen=True)
+class Cusp(lavajax.SquaredError):
+    """Its value is finite everywhere, its gradient is not where the target is 7."""
+
+    def value(self, outputs, y):
+        root = jnp.sqrt(jnp.where(y == 7, 0.0 * outputs, 1.0 + 0.0 * outputs))
+        return super().value(outputs, y) + jnp.sum(0.0 * root)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class LastIsBad:
+    """Sine waves; one query target of some is 7."""
+
+    share: float
+
+    def sample(self, key, split="train"):
+        task = lavajax.Sine(shots=3, queries=4).sample(key, split)
+        bad = jax.random.uniform(jax.random.fold_in(key, 7)) < self.share
+        y = task.query.y.at[0].set(jnp.where(bad, 7.0, task.query.y[0]))
+        return lavajax.Task(task.support, dataclasses.replace(task.query, y=y))
+
+
+@pytest.mark.parametrize("chunk", [1, 6])
+def test_a_gradient_that_is_not_finite_is_seen_where_the_loss_is(chunk):
+    """Also in the last step of a chunk, after which no loss would show it."""
+    method = lavajax.Anil(RELU, Cusp())
+    run = {"steps": 6, "meta_batch": 4, "max_skipped": 0.9, "chunk": chunk}
+    seen = []
+    trained = lavajax.train(method, LastIsBad(0.3), callback=seen.append, **run)
+    assert [each for progress in seen for each in progress.skipped]
+    for leaf in jax.tree.leaves(trained.params.learned):
+        assert np.isfinite(leaf).all()
+
+
+def test_a_step_without_a_good_task_is_left_out_and_counted():
+    """With a single task a step that is not divergence."""
+    run = {"steps": 20, "meta_batch": 1, "max_skipped": 0.6}
+    trained = lavajax.train(METHOD, Faulty(0.2), **run)
+    assert trained.state.step == 20
+    assert np.isfinite(trained.history["loss"]).all()
+
+
 def test_training_goes_on_without_them_and_says_which_they_were():
     seen = []
     tasks = Faulty(0.02)

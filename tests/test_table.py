@@ -284,6 +284,23 @@ def test_bad_table_is_refused_by_name(name):
         settings.tasks(frame().assign(**columns))
 
 
+def test_a_group_may_be_called_na_and_a_column_have_a_number(tmp_path):
+    """Of the groups only an empty entry is a missing one."""
+    rows = [f"{g},{i},{i * i % 7}" for g in ("NA", "None", "DE", "FR") for i in range(9)]
+    file = tmp_path / "t.csv"
+    file.write_text("\n".join(["country,1,2", *rows, ",3,4"]) + "\n")
+    source = lj.Table("country", "1", "2", data=file).load()
+    assert sum(len(groups) for groups in source.splits.values()) == 4
+    numbered = pd.read_csv(file, keep_default_na=False).rename(columns={"1": 1, "2": 2})
+    assert numbered.columns[1] == 1
+    lj.Table("country", "1", "2").tasks(numbered)
+
+
+def test_complex_columns_are_refused():
+    with pytest.raises(ValueError, match="x column 'temp' must be real"):
+        TABLE.tasks(frame().assign(temp=1j * np.arange(164)))
+
+
 def test_columns_of_different_length_are_refused():
     table = {"machine": list("aabb"), "load": [1, 2, 3, 4], "temp": [1, 2, 3], "wear": [1, 2, 3, 4]}
     with pytest.raises(

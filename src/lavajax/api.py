@@ -28,8 +28,8 @@ def adapt(
             ``[N, k]`` (labels ``[N]`` for classification), N >= 0. No points, or a mask that is
             all False, give the prior. Integer and float64 values are converted to the dtype that
             the model computes in. Where ``params.units`` are known, numbers are in the user's
-            units; and with names, a DataFrame (or a dict of arrays) may stand for the pair, or for
-            x or y: its columns are taken by name, in any order and among others.
+            units; and with names, a DataFrame (or a dict of NumPy arrays) may stand for the pair,
+            or for x or y: its columns are taken by name, in any order and among others.
         key: PRNG key, for stochastic methods; None asks for the deterministic answer.
 
     Returns:
@@ -92,8 +92,8 @@ def sample(params: MetaParams, adapted: Adapted, x: Any, key: Array, *, number: 
             "params must be of a method with a posterior of functions, such as Alpaca() or Lava "
             f"with noise, got {params.method!r}"
         )
-    if number < 1:
-        raise ValueError(f"number must be at least 1, got {number}")
+    if not isinstance(number, int) or number < 1:
+        raise ValueError(f"number must be an integer of at least 1, got {number}")
     x = _check_x(params, x, "x")
     drawn = _sample(params.standardised, adapted, x, key, number)
     return drawn if params.units is None else params.units.y.restore(drawn)
@@ -152,11 +152,12 @@ def check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Point
             f"support must be Points(x, y, mask) or a pair (x, y), got {type(support).__name__}"
             + ("; this model knows no names of columns" if frame.is_table(support) else "")
         )
-    x = _check_x(params, support.x, "support.x")
+    masked = support.mask is not None
+    x = _check_x(params, support.x, "support.x", masked)
     units = params.units
     given: Any = support.y
     if frame.is_table(given):
-        given = frame.take_complete(given, _names(params, "y", "support.y"), "support.y")
+        given = _take(given, _names(params, "y", "support.y"), "support.y", masked)
     y = _array(given, "support.y")
     spec = params.spec
     if y.ndim == 0 or y.shape[1:] != spec.y_shape:
@@ -184,9 +185,14 @@ def check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Point
     return Points(x, y, mask)
 
 
-def _check_x(params: MetaParams, given: Any, name: str) -> Array:
+def _take(table: Any, names: tuple[str, ...], argument: str, masked: bool) -> np.ndarray:
+    """Columns of a table; with a mask, an entry may be missing, and real points are looked at."""
+    return (frame.take if masked else frame.take_complete)(table, names, argument)
+
+
+def _check_x(params: MetaParams, given: Any, name: str, masked: bool = False) -> Array:
     if frame.is_table(given):
-        given = frame.take_complete(given, _names(params, "x", name), name)
+        given = _take(given, _names(params, "x", name), name, masked)
     x = _array(given, name)
     shape = params.spec.x_shape
     if x.ndim == 0 or x.shape[1:] != shape:

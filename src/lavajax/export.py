@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -15,8 +14,10 @@ from jax import export as jax_export
 
 from lavajax import api, leaves
 from lavajax.extras import require
+from lavajax.store import move_in
 from lavajax.types import Array, MetaParams, Points, PyTree
 
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 ADAPT, PREDICT = "adapt.jax", "predict.jax"
 
 
@@ -38,7 +39,8 @@ def export(
         adapted = adapt({"x": x, "y": y, "mask": mask})   # x [shots, ...], y [shots, k]
         prediction = predict(adapted, {"x": at})          # at [M, ...]: {"mean": [M, k], ...}
 
-    Values are not checked: what is not finite propagates.
+    Values are not checked: what is not finite propagates. Where the parameters know the units of a
+    table, the programs take and give them, columns in the order of ``params.units``.
 
     Args:
         params: meta-parameters of one seed, of a method whose answer without a key is defined.
@@ -58,8 +60,14 @@ def export(
     """
     require("flatbuffers", "export", "exporting a model")
     api.check_params(params)
-    if shots < 1:
-        raise ValueError(f"shots must be at least 1, got {shots}")
+    if not isinstance(shots, int) or shots < 1:
+        raise ValueError(f"shots must be an integer of at least 1, got {shots}")
+    unknown = set(platforms or ()) - set(PLATFORMS)
+    if unknown:
+        raise ValueError(
+            f"platforms must be of {', '.join(PLATFORMS)}, got {', '.join(sorted(unknown))}"
+        )
+    _check_offsets(params)
     path = Path(path).absolute()
     _check_free(path, overwrite)
     programs = _programs(params, shots, platforms)
@@ -68,15 +76,25 @@ def export(
     try:
         for name, program in programs.items():
             (temporary / name).write_bytes(program)
-        if path.exists():
-            for name in programs:  # each whole: it is renamed over the old one
-                os.replace(temporary / name, path / name)
-        else:
-            temporary.chmod(0o755)
-            temporary.rename(path)
+        temporary.chmod(0o755)
+        move_in(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return path
+
+
+def _check_offsets(params: MetaParams) -> None:
+    """Refuses units of which float32, in which a program takes its inputs, has too few digits."""
+    if params.units is None:
+        return
+    for columns in (params.units.x, params.units.y):
+        names = columns.names or tuple(map(str, range(len(columns.mean))))
+        for name, mean, std in zip(names, columns.mean, columns.std, strict=True):
+            if abs(mean) > 1e4 * std:
+                raise ValueError(
+                    f"params must have units that float32 can tell apart: column {name} has a mean "
+                    f"of {mean:g} and a standard deviation of {std:g}; train on it less its mean"
+                )
 
 
 def _check_free(path: Path, overwrite: bool) -> None:

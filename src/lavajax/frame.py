@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from lavajax.extras import require
@@ -25,6 +26,12 @@ def is_table(value: Any) -> bool:
 def column_names(table: Any) -> list[str]:
     """The names of its columns, in order."""
     return [str(name) for name in (table.columns if hasattr(table, "columns") else table)]
+
+
+def _label(table: Any, name: str) -> Any:
+    """What the table itself calls a column: a number, say, where its name is that in text."""
+    labels = table.columns if hasattr(table, "columns") else table
+    return next(label for label in labels if str(label) == name)
 
 
 def take(table: Any, names: Sequence[str], argument: str) -> np.ndarray:
@@ -82,7 +89,7 @@ def take_text(table: Any, names: Sequence[str], argument: str) -> tuple[np.ndarr
     check_names(column_names(table), names, argument)
     texts, missing = [], []
     for name in names:
-        values = np.asarray(table[name])
+        values = np.asarray(table[_label(table, name)])
         missing.append(np.array([is_missing(value) for value in values], bool))
         dates = values.dtype.kind == "M"
         text = np.datetime_as_string(values, unit="auto") if dates else values
@@ -159,8 +166,13 @@ def read(path: str | Path, names: tuple[str, ...], groups: tuple[str, ...] = ())
         options: dict[str, Any] = {"encoding": "utf-8-sig"}
         header = pandas.read_csv(path, header=None, nrows=1, dtype=str, **options)
         check_names([str(each) for each in header.iloc[0]], wanted, "data")
-        types = dict.fromkeys(groups, str)
-        return pandas.read_csv(path, dtype=types, low_memory=False, **options)
+        table = pandas.read_csv(path, low_memory=False, **options)
+        if groups:  # as text: 007 is not 7, and NA may be Namibia; only an empty entry is missing
+            options |= {"dtype": str, "keep_default_na": False}
+            names_of_groups = pandas.read_csv(path, usecols=list(groups), **options)
+            for group in groups:
+                table[group] = names_of_groups[group].replace("", None)
+        return table
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ValueError(
             f"data must be a CSV file in UTF-8 with commas between its columns, {path} is not: "
@@ -188,7 +200,15 @@ def _row(table: Any, row: int) -> str:
 
 def _numbers(table: Any, column: str, name: str) -> np.ndarray:
     """A column ``[rows]`` in float64; ``name`` is for messages."""
-    values = np.asarray(table[column])
+    try:
+        values = np.asarray(table[_label(table, column)])
+    except jax.errors.TracerArrayConversionError:
+        raise ValueError(
+            f"{name} must hold numbers that are known, and not those of a function that is being "
+            "compiled or differentiated: give arrays x and y there"
+        ) from None
+    if values.dtype.kind == "c":
+        raise ValueError(f"{name} must be real: give real and imaginary parts as two columns")
     if values.ndim != 1:
         raise ValueError(f"{name} must have one number on each row, got shape {values.shape}")
     if values.dtype.kind in "mM":

@@ -69,9 +69,11 @@ def update(
         ValueError: as in ``online``; or ``forget`` is not in (0, 1].
     """
     _check_method(params)
-    _check_sums(sums)
-    if not isinstance(forget, jax.core.Tracer) and not 0 < float(forget) <= 1:
-        raise ValueError(f"forget must be above 0 and at most 1, got {forget}")
+    _check_sums(params, sums)
+    if not isinstance(forget, jax.core.Tracer):
+        if jnp.ndim(forget) or not 0 < float(forget) <= 1:
+            raise ValueError(f"forget must be a number above 0 and at most 1, got {forget}")
+        forget = float(forget)  # one type, so that one compilation does
     return _update(params.standardised, sums, check_points(params, points), forget)
 
 
@@ -82,7 +84,7 @@ def estimate(params: MetaParams, sums: Sums) -> Adapted:
         ValueError: as in ``online``.
     """
     _check_method(params)
-    _check_sums(sums)
+    _check_sums(params, sums)
     return _conclude(params.standardised, sums)
 
 
@@ -104,9 +106,22 @@ def _check_method(params: MetaParams) -> OnlineMethod:
             "params must be of a method that adapts by sums over points, such as Lava() with a "
             f"head, Ridge() or Alpaca(), got {method!r}"
         )
+    if "batch_stats" in params.fixed["backbone"]:
+        raise ValueError(
+            "params must be of a model that takes points apart: this one couples those of a batch "
+            "(batch normalisation), and the features of a point would change with every other; use "
+            "layer or group normalisation"
+        )
     return method
 
 
-def _check_sums(sums: Any) -> None:
+def _check_sums(params: MetaParams, sums: Any) -> None:
     if not isinstance(sums, Sums):
         raise ValueError(f"sums must be what online or update returned, got {type(sums).__name__}")
+    expected = jax.eval_shape(lambda: online(params))
+    for name in ("features", "curved"):
+        found, needed = jnp.shape(getattr(sums, name)), getattr(expected, name).shape
+        if found != needed:
+            raise ValueError(
+                f"sums must be of this model, with {name} of shape {needed}, got {found}"
+            )

@@ -85,7 +85,8 @@ class BatchExpectation:
 
         def mean(v: Array) -> Array:
             chosen = real.reshape((-1,) + (1,) * (v.ndim - 1))
-            return jnp.mean(jnp.where(chosen, v, 0), axis=0) / number.astype(v.dtype)
+            total = jnp.mean(jnp.where(chosen, v, 0), axis=0)  # floating, of integers too
+            return total / number.astype(total.dtype)
 
         return jax.tree.map(mean, values)
 

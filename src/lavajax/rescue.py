@@ -6,6 +6,7 @@ chunk. The chunk is then taken again with care.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +47,8 @@ def careful_step(
     """The method's outer step, without the tasks that would spoil it.
 
     Returns:
-        The next state, the metrics, and the tasks left out, ``[B]`` booleans. Where no task is
-        good, they all are bad, and the state is what the step makes of them.
+        The next state, the metrics, and the tasks left out, ``[B]`` booleans. Where they all are
+        bad, only the step is counted.
     """
     method = state.params.method
 
@@ -62,42 +63,95 @@ def careful_step(
     bad = lax.cond(all_finite((new, metrics)), lambda: none, check)
     redo = jnp.any(bad) & ~jnp.all(bad)
     new, metrics = lax.cond(redo, again, lambda _: (new, metrics), bad)
+    stay = dataclasses.replace(state, step=state.step + 1)
+    new = lax.cond(jnp.all(bad), lambda: stay, lambda: new)
     return new, metrics, bad
 
 
-def spoiled(before: TrainState, loss: np.ndarray) -> bool:
-    """Whether a run, or a seed, that was sound has become NaN or infinite."""
-    if np.isfinite(loss).all():
-        return False
-    check = all_finite if loss.ndim == 0 else jax.vmap(all_finite)
-    return bool(np.any(np.asarray(check(before.params)) & ~np.isfinite(loss)))
+@jax.jit
+def _is_sound(tree: PyTree, like: Array) -> Array:
+    """Whether all is finite, of each seed where ``like`` has an axis of them."""
+    return jax.vmap(all_finite)(tree) if like.ndim else all_finite(tree)
+
+
+def spoiled(before: TrainState, after: TrainState, metrics: dict[str, Array]) -> bool:
+    """Whether a run, or a seed, that was sound has become NaN or infinite, in state or metrics."""
+    sound = _is_sound(before.params, before.step)
+    return bool(np.any(np.asarray(sound & ~_is_sound((after, metrics), after.step))))
 
 
 def run_carefully(
-    state: TrainState, step: Callable[..., Any], length: int, most: float
+    state: TrainState, step: Callable[..., Any], length: int, room: np.ndarray
 ) -> tuple[TrainState, dict[str, np.ndarray], tuple[tuple[int, ...], ...]]:
     """A chunk step by step, without the tasks that would spoil it; and which they were.
 
-    A seed of which no task is good any more is lost, and left as it is.
+    Args:
+        state: at the beginning of the chunk.
+        step: ``careful_step``, or that of every seed.
+        length: of the chunk.
+        room: how many tasks may still be left out, a scalar, or ``[seeds]``. A seed that would need
+            more is lost: its parameters become NaN.
+
+    Returns:
+        The state, the means of the metrics over steps that have them, and the tasks left out.
 
     Raises:
-        FloatingPointError: of a single run, or of every seed, more than ``most`` tasks are bad.
+        FloatingPointError: the run, or every seed, is lost.
     """
+    first = int(np.max(state.step))
     total: dict[str, np.ndarray] = {}
     skipped: list[tuple[int, ...]] = []
-    for _ in range(length):
-        number = int(np.max(state.step))
+    lost = ~np.asarray(_is_sound(state.params, state.step))
+    left_out = np.zeros(lost.shape, int)
+    known = np.zeros(lost.shape, int)
+    for number in range(first, first + length):
         state, metrics, bad = step(state)
-        bad = np.asarray(bad)
-        lost = np.all(bad, axis=-1, keepdims=True)
-        if lost.all():  # diverged: the caller says so
-            return state, {"loss": np.full(bad.shape[:-1], np.nan)}, ()
-        skipped += [(number, *map(int, where)) for where in np.argwhere(bad & ~lost)]
-        if len(skipped) > most * lost.size:
-            raise FloatingPointError(
-                f"{len(skipped)} tasks up to step {number + 1} have a loss or a gradient that is "
-                f"not finite, more than max_skipped allows; the first is task {skipped[0][-1]} of "
-                f"step {skipped[0][0]}. A lower inner rate may help, or a look at the data"
-            )
-        total = {name: total.get(name, 0) + np.asarray(v) for name, v in metrics.items()}
-    return state, {name: value / length for name, value in total.items()}, tuple(skipped)
+        bad = np.asarray(bad) & ~lost[..., None]
+        skipped += [(number, *map(int, where)) for where in np.argwhere(bad)]
+        left_out += bad.sum(axis=-1)
+        lost = lost | (left_out > room)
+        if lost.all():
+            every = bool(np.all(bad, axis=-1).any())
+            raise FloatingPointError(_why(skipped, first, first + length, every=every))
+        host = {name: np.asarray(value) for name, value in metrics.items()}
+        finite = np.all([np.isfinite(value) for value in host.values()], axis=0)
+        known += finite
+        total = {n: total.get(n, 0) + np.where(finite, value, 0) for n, value in host.items()}
+    means = {
+        name: np.where(lost | (known == 0), np.nan, value / np.maximum(known, 1))
+        for name, value in total.items()
+    }
+    return _give_up(state, lost), means, tuple(skipped)
+
+
+def left_out(skipped: tuple[tuple[int, ...], ...], room: np.ndarray) -> np.ndarray:
+    """How many tasks of the run, or of each seed, these are; of the shape of ``room``."""
+    if not room.ndim:
+        return np.asarray(len(skipped))
+    return np.bincount([seed for _, seed, _ in skipped], minlength=len(room))
+
+
+def _why(skipped: list[tuple[int, ...]], start: int, stop: int, *, every: bool) -> str:
+    """What has ended a run; ``every``: all tasks of a step were bad."""
+    if every:
+        return (
+            f"training diverged: the loss is not finite between steps {start} and {stop}; a lower "
+            "outer rate, or a larger epsilon or epsilon_floor, may help"
+        )
+    return (
+        f"{len(skipped)} tasks up to step {skipped[-1][0]} have a loss or a gradient that is not "
+        f"finite, more than max_skipped allows; the first is task {skipped[0][-1]} of step "
+        f"{skipped[0][0]}. A lower inner rate may help, or a look at the data"
+    )
+
+
+def _give_up(state: TrainState, lost: np.ndarray) -> TrainState:
+    """The state, with parameters of NaN for the seeds that are lost."""
+    if not lost.any():
+        return state
+
+    def spoil(leaf: Array) -> Array:
+        return jnp.where(lost.reshape(lost.shape + (1,) * (leaf.ndim - lost.ndim)), jnp.nan, leaf)
+
+    learned = jax.tree.map(spoil, state.params.learned)
+    return dataclasses.replace(state, params=state.params.replace_learned(learned))

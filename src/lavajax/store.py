@@ -58,7 +58,7 @@ def write(
         _save_arrays(checkpointer, temporary / ARRAYS, full)  # Orbax has no arrays of size 0
         (temporary / MANIFEST).write_bytes(_manifest_text(temporary).encode())
         temporary.chmod(0o777 & ~_umask())
-        _move_in(temporary, path)
+        move_in(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -99,7 +99,8 @@ def _check_free(path: Path, replace: bool) -> None:
         )
 
 
-def _move_in(temporary: Path, path: Path) -> None:
+def move_in(temporary: Path, path: Path) -> None:
+    """Puts a whole folder in the place of an older one, if there is any."""
     if not path.exists():
         temporary.rename(path)
         return

@@ -17,7 +17,7 @@ import optax
 
 from lavajax.methods.base import Method
 from lavajax.outer import BatchExpectation
-from lavajax.rescue import careful_step, run_carefully, spoiled
+from lavajax.rescue import careful_step, left_out, run_carefully, spoiled
 from lavajax.tasks.base import TaskSource, check_source
 from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
 from lavajax.units import Units
@@ -291,9 +291,10 @@ def train(
         state: a state of the same run to go on from, such as a checkpoint's; None starts anew.
             With the same arguments otherwise, the outcome is that of a run without a pause, to the
             same bits on the same machine.
-        max_skipped: the largest share of the tasks of a chunk that may be left out. Where a chunk
-            ends in NaN or infinity it is taken again step by step, without the tasks whose loss or
-            gradient is not finite; the meta-gradient is that of the others.
+        max_skipped: the largest share of the tasks of the run (of all ``steps``) that may be left
+            out. A chunk that ends in NaN or infinity is taken again step by step, without the tasks
+            whose loss or gradient is not finite; the meta-gradient is that of the others. A seed
+            among several that would need more is given up, and ends as NaN.
 
     Returns:
         Final parameters, state and history, the latter from ``state`` on.
@@ -319,7 +320,7 @@ def train(
     if state is None:
         state = start_state(method, tasks, tx, seed=seed, seeds=seeds)
     else:
-        _check_state(state, method, seeds)
+        _check_state(state, method, tasks, seeds)
         state = jax.tree.map(jnp.copy, state)  # the caller's own is not given up to the chunks
     done = int(np.max(state.step))
     if done > steps:
@@ -331,6 +332,7 @@ def train(
     jax.block_until_ready(state)
     compile_seconds = time.perf_counter() - begun
 
+    room = np.full(state.step.shape, max_skipped * steps * meta_batch)
     history: list[dict[str, np.ndarray]] = []
     while done < steps:
         length = min(chunk, steps - done)
@@ -339,10 +341,10 @@ def train(
         state, metrics = _run_chunk(state, tasks, done, done + length, tx=tx, meta_batch=meta_batch)
         host = {name: np.asarray(value) for name, value in metrics.items()}
         skipped: tuple[tuple[int, ...], ...] = ()
-        if spoiled(before, host["loss"]):
-            most = max_skipped * length * meta_batch
+        if spoiled(before, state, metrics):
             step = partial(_careful_step, tasks=tasks, tx=tx, meta_batch=meta_batch)
-            state, host, skipped = run_carefully(before, step, length, most)
+            state, host, skipped = run_carefully(before, step, length, room)
+            room = room - left_out(skipped, room)
         done += length
         history.append({"step": np.asarray(done), **host})
         if not np.isfinite(host["loss"]).any():
@@ -358,11 +360,17 @@ def train(
     return Trained(state.params, state, stacked)
 
 
-def _check_state(state: TrainState, method: Method, seeds: int | None) -> None:
+def _check_state(state: TrainState, method: Method, tasks: TaskSource, seeds: int | None) -> None:
     if not isinstance(state, TrainState):
         raise ValueError(f"state must be a TrainState, got {type(state).__name__}")
     if state.params.method != method:
         raise ValueError(f"state must be of the method {method!r}, got {state.params.method!r}")
+    units = _units_of(tasks, state.params)
+    if state.params.units != units:
+        raise ValueError(
+            f"state must be of tasks in the same units, got {state.params.units!r}, and the tasks "
+            f"have {units!r}"
+        )
     found = None if state.step.ndim == 0 else state.step.shape[0]
     if found != seeds:
         raise ValueError(f"state must be of seeds={seeds}, got one of seeds={found}")

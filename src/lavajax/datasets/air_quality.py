@@ -162,6 +162,21 @@ def _table(content: bytes, station: str) -> np.ndarray:
             f"{name} must have {HOURS} hourly rows numbered from 1, got {len(table)} rows"
             + (", numbered otherwise" if len(table) == HOURS else "")
         )
+    hours = np.datetime64("2013-03-01T00") + np.arange(HOURS)
+    days = hours.astype("datetime64[D]")
+    expected = {
+        "year": hours.astype("datetime64[Y]").astype(int) + 1970,
+        "month": hours.astype("datetime64[M]").astype(int) % 12 + 1,
+        "day": (days - days.astype("datetime64[M]")).astype(int) + 1,
+        "hour": (hours - days).astype(int),
+    }
+    for column, values in expected.items():
+        if not (table[column] == values).all():
+            row = int(np.argmax(np.asarray(table[column] != values)))
+            raise ValueError(
+                f"{name} must have a row for each hour from 2013-03-01 00:00 on: row {row + 1} is "
+                f"of {hours[row]}, and says {column} {table[column].iloc[row]}"
+            )
     if not (table["station"] == station).all():
         raise ValueError(
             f"{name} must hold measurements of {station}, got {table['station'].iloc[0]!r}"

@@ -209,7 +209,7 @@ def _from_arrays(path: Path, split: str) -> Iterator[dict[str, Any]]:
             shape, fortran, dtype = _header(stream, file)
             if (
                 len(shape) != 1
-                or shape[0] > most
+                or not 0 <= shape[0] <= most
                 or dtype.kind not in "iuUS"
                 or dtype.itemsize > 256
             ):

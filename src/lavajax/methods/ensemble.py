@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from lavajax.losses import GaussianNll
 from lavajax.methods.base import NetworkMethod, outputs
 from lavajax.types import Adapted, Array, MetaParams, Prediction, PyTree
 
@@ -40,4 +41,8 @@ def predict_ensemble(
     f = ensemble_outputs(method, params, adapted.block, x, mask)
     means = jax.vmap(jax.vmap(method.point_loss.mean))(f)
     spread = jnp.var(means, axis=0) if len(means) > 1 else None
-    return Prediction(jnp.mean(means, axis=0), spread)
+    loss = method.point_loss
+    noise = None
+    if isinstance(loss, GaussianNll):
+        noise = jnp.mean(jax.vmap(jax.vmap(loss.noise))(f), axis=0)
+    return Prediction(jnp.mean(means, axis=0), spread, noise)

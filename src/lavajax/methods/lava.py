@@ -74,7 +74,8 @@ class Lava:
         learn_inner_rate: learn alpha, as a scalar, in the outer loop; likewise.
         epsilon: eps, the regulariser of each curvature, or where it starts.
         learn_epsilon: learn log eps in the outer loop.
-        epsilon_floor: f; a learned eps is replaced by eps + f mean_i tr(H_i)/k, without which it
+        epsilon_floor: f; a learned eps is replaced by eps + f mean_i tr(H_i)/k (with
+            ``prior_correction``, f times the sum), without which it
             shrinks until float32 cannot solve the system and training is unstable. More helps many
             points, less helps few: of 1e-5 to 1e-3, 2e-4 served 2, 10 and 20 points of a sine.
             Unused for a fixed eps.
@@ -88,7 +89,8 @@ class Lava:
             ``"auto"`` is ``"prior"`` for all weights and ``"adapted"`` otherwise.
         solver: ``"primal"`` or ``"dual"`` form of the linear system, ``"auto"`` the smaller by
             shape, or ``"naive"``, the paper's steps taken literally with N matrices of n x n.
-        noise: sigma, the standard deviation of the noise in units of the targets, or where it
+        noise: sigma, the standard deviation of the noise, in units of the targets that the source
+            samples (standardised ones, of a table), or where it
             starts; None for a prediction without error bars.
         learn_noise: learn log sigma ``[k]`` in the outer loop.
         outer: what the outer loop minimises: ``"mse"``, the loss of the query's mean, whatever

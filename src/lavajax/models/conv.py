@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Literal
 
 import flax.linen as nn
@@ -124,7 +125,7 @@ class _Blocks(nn.Module):
                 scale, shift = jnp.split(film.astype(h.dtype), 2)
                 h = (1 + scale) * h + shift
             h = nn.relu(_pool(h))  # a ReLU after the pooling is the same, on a quarter of it
-        h = h.reshape(h.shape[0], -1)
+        h = h.reshape(h.shape[0], math.prod(h.shape[1:]))  # of no image too
         if self.linear_features:
             h = nn.Dense(self.feature_dim or h.shape[1], param_dtype=dtype)(h)
         return h
@@ -132,8 +133,10 @@ class _Blocks(nn.Module):
     def _normalise(self, h: Array, block: int, mask: Array | None) -> Array:
         dtype = jnp.result_type(float)
         if self.norm == "batch":
-            real = None if mask is None else mask.astype(bool)[:, None, None, None]
-            return nn.BatchNorm(use_running_average=False, param_dtype=dtype)(h, mask=real)
+            if mask is not None:
+                # Where no image is real, padding stands in, which is no NaN: a mean of none is one.
+                mask = (mask.astype(bool) | ~jnp.any(mask))[:, None, None, None]
+            return nn.BatchNorm(use_running_average=False, param_dtype=dtype)(h, mask=mask)
         if self.norm == "layer":
             return nn.GroupNorm(num_groups=1, param_dtype=dtype)(h)
         # A normalisation brings a bias of its own, and takes away one before it.

@@ -274,8 +274,9 @@ def episodes(
         std: standard deviation, likewise.
 
     Raises:
-        ValueError: the images are no bytes, or not square where they are turned; a split has less
-            than N classes; a class has less than K + queries images.
+        ValueError: the images are no bytes, or not square where they are turned; a label is out of
+            range, or in a split twice or in two; a split has less than N classes; a class has less
+            than K + queries images.
     """
     images, labels = np.asarray(data.images), np.asarray(data.labels)
     if images.ndim != 4 or images.dtype != np.uint8:
@@ -285,7 +286,17 @@ def episodes(
     if rotations and images.shape[1] != images.shape[2]:
         raise ValueError(f"rotations need square images, got {images.shape[1]}x{images.shape[2]}")
     count = np.bincount(labels, minlength=len(data.names))
-    used = sorted({label for split in SPLITS for label in classes[split]})
+    every = [int(label) for split in SPLITS for label in classes[split]]
+    used = sorted(set(every))
+    if used and not (used[0] >= 0 and used[-1] < len(data.names)):
+        raise ValueError(
+            f"classes must be labels from 0 to {len(data.names) - 1}, got {used[0]} to {used[-1]}"
+        )
+    if len(used) < len(every):
+        twice = next(label for label in used if every.count(label) > 1)
+        raise ValueError(
+            f"classes must name every label once, in one split, got {data.names[twice]} twice"
+        )
     few = [label for label in used if count[label] < shots + queries]
     if few:
         raise ValueError(

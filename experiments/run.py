@@ -98,26 +98,32 @@ def main() -> int:
     except (ValueError, OSError, ModuleNotFoundError) as error:
         return peers.abandon(_fail(console, error, 2, peers))
     with job.folder or contextlib.nullcontext():
-        try:
-            with stopping_at_signals(console) as stop:
-                results = execute(job, stop)
-        except Stopped as stopped:
-            peers.leave()
-            _say(console, f"stopped by {stopped}; {_how_to_go_on(job.path)}", "bold")
-            return 128 + stopped.number
-        except FloatingPointError as error:  # on all of them
-            peers.leave()
-            return _fail(console, error, 1)
-        except ValueError as error:
-            return peers.abandon(_fail(console, error, 1, peers))
-        except (OSError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
-            _fail(console, error, 1, peers)
+        code = finish(job)
+    return code
+
+
+def finish(job: Job) -> int:
+    """Runs a prepared run to its end, or to where it has to stop; returns the exit code."""
+    console, peers = job.console, job.peers
+    try:
+        with stopping_at_signals(console) as stop:
+            results = execute(job, stop)
+    except Stopped as stopped:
+        peers.leave()
+        _say(console, f"stopped by {stopped}; {_how_to_go_on(job.path)}", "bold")
+        return 128 + stopped.number
+    except FloatingPointError as error:  # on all of them
+        peers.leave()
+        return _fail(console, error, 1)
+    except (ValueError, OSError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
+        _fail(console, error, 1, peers)
+        if not isinstance(error, ValueError):
             _say(console, _how_to_go_on(job.path))
-            return peers.abandon(1)
-        if results is not None:
-            settings = job.settings
-            show(settings.method_name, settings.task_name, settings.task, results, console)
-            _say(console, f"files: {_short(job.path)}")
+        return peers.abandon(1)
+    if results is not None:
+        settings = job.settings
+        show(settings.method_name, settings.task_name, settings.task, results, console)
+        _say(console, f"files: {_short(job.path)}")
     return 0
 
 
@@ -314,19 +320,8 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
     folder, console, peers = job.folder, job.console, job.peers
     run = settings.run
     seeds = run.stacked
-    like = jax.eval_shape(
-        lambda: start_state(settings.method, source, optimizer, seed=run.seed, seeds=seeds)
-    )
     config = settings.to_json()
-    saved = folder and checkpoint.restore_state(folder.path, like, settings=config)
-    state = peers.share_state(saved, like)
-    start = 0 if state is None else int(np.max(state.step))
-    if folder is not None:
-        for aside in checkpoint.set_aside_after(folder.path, start):
-            _say(console, f"set aside: {_short(aside)}", "yellow")
-        folder.keep_metrics(start)
-    if state is not None:
-        _say(console, f"going on from step {start:,} of {run.steps:,}")
+    state, start = restore(job, config)
     saved_at = time.monotonic()
 
     def record(progress: lavajax.Progress) -> None:
@@ -386,6 +381,26 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
         raise Stopped(stopped_by)
     peers.leave()  # what is left to do needs one process
     return trained.state
+
+
+def restore(job: Job, config: dict[str, Any]) -> tuple[lavajax.TrainState | None, int]:
+    """The state that the folder has last, or None, and its step; the files after it give way."""
+    run, folder, console = job.settings.run, job.folder, job.console
+    like = jax.eval_shape(
+        lambda: start_state(
+            job.settings.method, job.source, job.optimizer, seed=run.seed, seeds=run.stacked
+        )
+    )
+    saved = folder and checkpoint.restore_state(folder.path, like, settings=config)
+    state = job.peers.share_state(saved, like)
+    start = 0 if state is None else int(np.max(state.step))
+    if folder is not None:
+        for aside in checkpoint.set_aside_after(folder.path, start):
+            _say(console, f"set aside: {_short(aside)}", "yellow")
+        folder.keep_metrics(start)
+    if state is not None:
+        _say(console, f"going on from step {start:,} of {run.steps:,}")
+    return state, start
 
 
 def split_seeds(params: lavajax.MetaParams, seeds: int | None) -> list[lavajax.MetaParams]:

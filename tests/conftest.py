@@ -8,7 +8,7 @@ import pytest
 # These are read when the backend starts, which importing jax does not do.
 # Virtual CPU devices deadlock on few cores with fewer threads.
 os.environ.setdefault("NPROC", "16")
-# Tests leave the user's cache of compiled programs alone.
+# The programs that tests start leave the user's cache of compiled ones alone.
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 # The suite compiles hundreds of tiny functions and runs each a few times: compile fast. XLA aborts
 # at a flag it does not know, so this is for the versions where both exist.

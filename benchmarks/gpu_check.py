@@ -73,7 +73,7 @@ def main() -> int:
     print(f"{device.device_kind}, JAX {jax.__version__}")
     with jax.default_device(device):
         wrong = print_comparison(METHODS, device, COMPARING_SECONDS)
-        wrong += print_training(steps=2000)
+        wrong += print_training(device, steps=2000)
         print_times(SIZES)
     print(f"not as they should be: {', '.join(wrong)}" if wrong else "all is well")
     return 1 if wrong else 0
@@ -182,11 +182,11 @@ def distance(found: Any, expected: Any) -> float:
     return norm([a - b for a, b in wide]) / max(norm([b for _, b in wide]), 1e-30)
 
 
-def print_training(steps: int, limit: float = 0.1) -> list[str]:
+def print_training(device: jax.Device, steps: int, limit: float = 0.1) -> list[str]:
     """Trains LAVA on sine waves; the name of this where the error is above the limit."""
     tasks = lavajax.Sine()
     begun = time.monotonic()
-    params = lavajax.train(lavajax.Lava(), tasks, steps=steps).params
+    params = lavajax.train(lavajax.Lava(), tasks, steps=steps, devices=[device]).params
     error = lavajax.evaluate(params, tasks, num_tasks=1000).mean
     spent = time.monotonic() - begun
     print(f"sine, {steps} steps in {spent:.0f} s: test error {error:.2g} (below {limit} is right)")

@@ -50,6 +50,10 @@ ONE = jax.devices()[:1]
 
 def small(method: Any) -> Any:
     """The method on a network that compiles fast."""
+    if isinstance(method, lavajax.IMaml):
+        # Of all weights its search for the inner solution amplifies rounding: on one device too, a
+        # batch and the mean of its parts differ by 1e-2. Of the head the solution is exact.
+        method = dataclasses.replace(method, subspace=lavajax.Head())
     if not hasattr(method, "model"):
         return method
     return dataclasses.replace(method, model=dataclasses.replace(method.model, hidden=(8,)))
@@ -71,6 +75,7 @@ def compare(method: Any, *, pmap: bool) -> dict[str, float]:
     start = start_state(method, SINE, tx)
     one = gradient(start, lavajax.train(method, SINE, devices=ONE, **run).state)
     sharded = gradient(start, lavajax.train(method, SINE, **run).state)
+    assert distance(jax.tree.map(np.zeros_like, one), one) == 1.0, "the gradient is 0"
     found = {"shard_map": distance(sharded, one)}
     if not pmap:
         return found

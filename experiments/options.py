@@ -319,7 +319,9 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
         f"--task {{{','.join(TASKS)}}}, --method {{{','.join(METHODS)}}}"
         + (f", --model {{{','.join(MODELS)}}}" if "model" in parts else "")
         + (f", --subspace {{{','.join(SUBSPACES)}}}. " if _is_open(template) else ". ")
-        + "--resume FOLDER goes on with a run, --eval FOLDER scores a saved model."
+        + "--resume FOLDER goes on with a run, --eval FOLDER scores a saved model. Several "
+        "processes train together, each with --coordinator HOST:PORT --processes N --process I, or "
+        "with --distributed where a cluster knows these."
     )
     built = _parse_parts(parts, about, [*rest, *help_flag])
     settable = {f.name for f in dataclasses.fields(template)}

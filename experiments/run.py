@@ -5,6 +5,7 @@ python experiments/run.py --task=sine --method=lava --shots=2 --inner-steps=1 --
 python experiments/run.py --task=table --data=FILE --group=station --x=TEMP,PRES --y=PM2.5
 python experiments/run.py --resume=runs/sine-lava-20250101-120000
 python experiments/run.py --eval=runs/sine-lava-20250101-120000
+python experiments/run.py --task=sine --coordinator=HOST:PORT --processes=2 --process=0
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from folder import (
 )
 from gaussian_process import require_sklearn
 from options import Evaluate, Resume, RunOptions, Settings, Variant, parse
+from peers import Peers, split
 from reference import has_gaussian_process, paper_value, reference_errors
 from report import Reporter, TensorBoard, table, target_table
 from targets import mean_squared, table_of, target_errors
@@ -79,42 +81,82 @@ def main() -> int:
     console = Console()
     warnings.showwarning = lambda message, *_, **__: _say(console, f"warning: {message}", "yellow")
     try:
-        command = parse(sys.argv[1:])
+        machines, args = split(sys.argv[1:])
+        command = parse(args)
+        if isinstance(command, Evaluate) and args != sys.argv[1:]:
+            raise ValueError("--eval is for one process: --coordinator and the like are to train")
+        peers = Peers(machines)
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        return _fail(console, error, 2)
+    if not peers.first:
+        console.quiet = True
+    try:
         if isinstance(command, Evaluate):
             score_saved(command, console)
             return 0
-        if isinstance(command, Resume):
-            folder = RunFolder.of(command.path)
-            settings = Settings.from_json(read_json(folder.path / CONFIG))
-        else:
-            settings, folder = command, None
-        source = load_source(settings.task)
-        describe(source, console)
-        check_model(settings, source)
-        check_extras(settings)
-        optimizer = make_optimizer(settings.run)
+        job = prepare(command, peers, console)
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        return peers.abandon(_fail(console, error, 2, peers))
+    with job.folder or contextlib.nullcontext():
+        code = finish(job)
+    return code
+
+
+def finish(job: Job) -> int:
+    """Runs a prepared run to its end, or to where it has to stop; returns the exit code."""
+    console, peers = job.console, job.peers
+    try:
+        with stopping_at_signals(console) as stop:
+            results = execute(job, stop)
+    except Stopped as stopped:
+        peers.leave()
+        _say(console, f"stopped by {stopped}; {_how_to_go_on(job.path)}", "bold")
+        return 128 + stopped.number
+    except FloatingPointError as error:  # on all of them
+        peers.leave()
+        return _fail(console, error, 1)
+    except (ValueError, OSError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
+        _fail(console, error, 1, peers)
+        if not isinstance(error, ValueError):
+            _say(console, _how_to_go_on(job.path))
+        return peers.abandon(1)
+    if results is not None:
+        settings = job.settings
+        show(settings.method_name, settings.task_name, settings.task, results, console)
+        _say(console, f"files: {_short(job.path)}")
+    return 0
+
+
+def prepare(command: Settings | Resume, peers: Peers, console: Console) -> Job:
+    """The run that was asked for, checked, and in process 0 its folder.
+
+    Raises:
+        ValueError: a setting cannot be.
+        OSError: a file is missing, or the folder cannot be written.
+        ModuleNotFoundError: an extra is missing.
+    """
+    folder = None
+    if not isinstance(command, Resume):
+        settings = command
+    elif peers.first:
+        folder = RunFolder.of(command.path)
+        settings = Settings.from_json(read_json(folder.path / CONFIG))
+    if not peers.first:
+        told = peers.share(None)
+        settings, path = Settings.from_json(told["settings"]), Path(told["path"])
+    source = load_source(settings.task)
+    describe(source, console)
+    check_model(settings, source)
+    check_extras(settings)
+    if peers.first:
         if folder is None:
             name = f"{settings.task_name}-{settings.method_name}"
             folder = RunFolder.new(settings.run.out, name, overwrite=settings.run.overwrite)
             folder.write(CONFIG, settings.to_json())
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        return _fail(console, error, 2)
-    with folder:
-        try:
-            with stopping_at_signals(console) as stop:
-                results = execute(Job(settings, source, optimizer, folder, console), stop)
-        except Stopped as stopped:
-            _say(console, f"stopped by {stopped}; {_how_to_go_on(folder)}", "bold")
-            return 128 + stopped.number
-        except (FloatingPointError, ValueError) as error:
-            return _fail(console, error, 1)
-        except (OSError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
-            _fail(console, error, 1)
-            _say(console, _how_to_go_on(folder))
-            return 1
-        show(settings.method_name, settings.task_name, settings.task, results, console)
-        _say(console, f"files: {_short(folder.path)}")
-    return 0
+        path = folder.path
+        peers.share({"settings": settings.to_json(), "path": str(path)})
+    peers.on_loss(_how_to_go_on(path))
+    return Job(settings, source, make_optimizer(settings.run), folder, path, console, peers)
 
 
 def load_source(task: Any, units: lavajax.Units | None = None) -> Any:
@@ -225,19 +267,36 @@ def stopping_at_signals(console: Console) -> Iterator[StopRequest]:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A run that is about to go on."""
+    """A run that is about to go on.
+
+    Attributes:
+        settings: what was asked for.
+        source: the tasks.
+        optimizer: of the outer loop.
+        folder: where its files go; None in a process that writes none.
+        path: that folder's, on the machine of process 0.
+        console: what is printed to; quiet where another process prints.
+        peers: the other processes.
+    """
 
     settings: Settings
     source: Any
     optimizer: Any
-    folder: RunFolder
+    folder: RunFolder | None
+    path: Path
     console: Console
+    peers: Peers
 
 
-def execute(job: Job, stop: StopRequest) -> dict[str, Any]:
-    """Trains from where the folder stands, scores, and writes all files; returns the results."""
+def execute(job: Job, stop: StopRequest) -> dict[str, Any] | None:
+    """Trains from where the folder stands, scores, and writes all files; returns the results.
+
+    Where process 0 does the last of these, the others return None after training.
+    """
     settings, source, folder = job.settings, job.source, job.folder
     state = train(job, stop)
+    if folder is None:
+        return None
     begun = time.perf_counter()
     params = split_seeds(state.params, settings.run.stacked)
     run = settings.run
@@ -258,23 +317,21 @@ def execute(job: Job, stop: StopRequest) -> dict[str, Any]:
 def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
     """Trains to the end, with reports and checkpoints; the final state is one of them."""
     settings, source, optimizer = job.settings, job.source, job.optimizer
-    folder, console = job.folder, job.console
+    folder, console, peers = job.folder, job.console, job.peers
     run = settings.run
     seeds = run.stacked
-    like = jax.eval_shape(
-        lambda: start_state(settings.method, source, optimizer, seed=run.seed, seeds=seeds)
-    )
     config = settings.to_json()
-    state = checkpoint.restore_state(folder.path, like, settings=config)
-    start = 0 if state is None else int(np.max(state.step))
-    for aside in checkpoint.set_aside_after(folder.path, start):
-        _say(console, f"set aside: {_short(aside)}", "yellow")
-    if state is not None:
-        _say(console, f"going on from step {start:,} of {run.steps:,}")
-    folder.keep_metrics(start)
+    state, start = restore(job, config)
     saved_at = time.monotonic()
 
     def record(progress: lavajax.Progress) -> None:
+        stopped_by = peers.most(stop.number)  # all stop after the same step
+        if folder is not None:
+            write(folder, progress, stopped_by)
+        if stopped_by is not None:
+            raise Stopped(stopped_by)
+
+    def write(folder: RunFolder, progress: lavajax.Progress, stopped_by: int | None) -> None:
         nonlocal saved_at
         params = split_seeds(progress.state.params, run.stacked)
         scores = [lavajax.evaluate(p, source, num_tasks=200, seed=1) for p in params]
@@ -295,18 +352,15 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
             _say(console, f"left out: {count}; the first is task {index} of step {step}", "yellow")
         folder.add_metrics(row)
         reporter.show(progress, scores[0].metric, float(np.mean(test)))
-        stopped_by = stop.number
         due = time.monotonic() - saved_at >= run.checkpoint_seconds
         if due or progress.step == run.steps or stopped_by is not None:
             checkpoint.save_state(progress.state, folder.path, settings=config)
             saved_at = time.monotonic()
-        if stopped_by is not None:
-            raise Stopped(stopped_by)
 
     with contextlib.ExitStack() as stack:
         reporter = stack.enter_context(Reporter(console, start, run.steps))
         board = None
-        if run.tensorboard:
+        if run.tensorboard and folder is not None:
             board = stack.enter_context(TensorBoard(folder.path / TENSORBOARD, start))
         stop.waits = True
         trained = lavajax.train(
@@ -321,10 +375,32 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
             callback=record,
             state=state,
         )
+    stopped_by = peers.most(stop.number)
     stop.waits = False
-    if stop.number is not None:
-        raise Stopped(stop.number)
+    if stopped_by is not None:
+        raise Stopped(stopped_by)
+    peers.leave()  # what is left to do needs one process
     return trained.state
+
+
+def restore(job: Job, config: dict[str, Any]) -> tuple[lavajax.TrainState | None, int]:
+    """The state that the folder has last, or None, and its step; the files after it give way."""
+    run, folder, console = job.settings.run, job.folder, job.console
+    like = jax.eval_shape(
+        lambda: start_state(
+            job.settings.method, job.source, job.optimizer, seed=run.seed, seeds=run.stacked
+        )
+    )
+    saved = folder and checkpoint.restore_state(folder.path, like, settings=config)
+    state = job.peers.share_state(saved, like)
+    start = 0 if state is None else int(np.max(state.step))
+    if folder is not None:
+        for aside in checkpoint.set_aside_after(folder.path, start):
+            _say(console, f"set aside: {_short(aside)}", "yellow")
+        folder.keep_metrics(start)
+    if state is not None:
+        _say(console, f"going on from step {start:,} of {run.steps:,}")
+    return state, start
 
 
 def split_seeds(params: lavajax.MetaParams, seeds: int | None) -> list[lavajax.MetaParams]:
@@ -401,13 +477,18 @@ def machine() -> dict[str, Any]:
     return {"device": device, "devices": jax.device_count(), "cores": os.cpu_count(), **versions}
 
 
-def _how_to_go_on(folder: RunFolder) -> str:
-    command = shlex.join(["python", sys.argv[0], f"--resume={_short(folder.path)}"])
+def _how_to_go_on(path: Path) -> str:
+    command = shlex.join(["python", sys.argv[0], f"--resume={_short(path)}"])
     return f"go on with: {command}"
 
 
-def _fail(console: Console, error: Exception, code: int) -> int:
-    _say(console, f"error: {error}", "bold red")
+def _fail(console: Console, error: Exception, code: int, peers: Peers | None = None) -> int:
+    """Says what went wrong, and in which of several processes: all but the first are quiet else."""
+    if peers is not None and not peers.first:
+        console.quiet = False
+        _say(console, f"process {peers.number}: error: {error}", "bold red")
+    else:
+        _say(console, f"error: {error}", "bold red")
     return code
 
 

@@ -1,9 +1,29 @@
-"""To be imported before JAX: one thread for the linear algebra of a small matrix.
+"""To be imported before JAX: what JAX, or what it calls, reads when it starts.
 
-XLA on CPU calls OpenBLAS for triangular solves. From about 60 x 20 on that splits a solve of 10
-microseconds over threads, which on busy cores wait for each other for milliseconds.
+One thread for the linear algebra of a small matrix: XLA on CPU calls OpenBLAS for triangular
+solves. From about 60 x 20 on that splits a solve of 10 microseconds over threads, which on busy
+cores wait for each other for milliseconds.
+
+What was compiled is kept in the user's cache folder, so that the same run compiles nothing the
+next time. ``JAX_COMPILATION_CACHE_DIR``, JAX's own variable, names another folder, or none if it is
+empty.
 """
 
 import os
+from pathlib import Path
+
+
+def cache_folder() -> Path | None:
+    """The folder of lavajax in the user's cache, by the XDG rules; None for a user without one."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # by these rules a relative path is ignored
+        return Path(base) / "lavajax"
+    try:
+        return Path.home() / ".cache" / "lavajax"
+    except RuntimeError:
+        return None
+
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+if (_folder := cache_folder()) is not None:
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_folder / "xla"))

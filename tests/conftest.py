@@ -5,9 +5,11 @@ import os
 import jax
 import pytest
 
-# Both are read when the backend starts, which importing jax does not do.
+# These are read when the backend starts, which importing jax does not do.
 # Virtual CPU devices deadlock on few cores with fewer threads.
 os.environ.setdefault("NPROC", "16")
+# The programs that tests start leave the user's cache of compiled ones alone.
+os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 # The suite compiles hundreds of tiny functions and runs each a few times: compile fast. XLA aborts
 # at a flag it does not know, so this is for the versions where both exist.
 if jax.__version_info__[:2] == (0, 10):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import lavajax
@@ -87,3 +90,80 @@ def test_inner_steps_says_which_points_lava_does_not_beat():
     text = inner_steps.report([each | times for each in diverged])
     assert "diverged in 1 of 1 seeds" in text
     assert "0.3 ± 0" in text
+
+
+def test_the_check_of_an_accelerator_sees_what_is_off(capsys):
+    """The CPU is its own accelerator here: float32 against float64."""
+    import gpu_check
+
+    cpu = jax.devices()[0]
+    tiny = {"anil": lavajax.Anil(model=lavajax.MLP(hidden=(4,)))}
+    gaps = gpu_check.compare(tiny["anil"], cpu)
+    for name in ("cpu", "highest", "default"):
+        for part in ("adapt", "gradient"):
+            assert 0 < gaps[name][part] < 1e-4
+    assert not gpu_check.is_off(gaps)
+    for wrong in (1e-2, float("nan")):
+        assert gpu_check.is_off(gaps | {"highest": {"adapt": 1e-7, "gradient": wrong}})
+    assert gpu_check.distance([jnp.array([3.0, 4.0])], [jnp.array([3.0, 0.0])]) == 4 / 3
+
+    assert gpu_check.print_comparison(tiny, cpu, seconds=0.0) == []
+    assert "out of time: anil not compared" in capsys.readouterr().out
+    assert not gpu_check.DRAWS - gpu_check.METHODS.keys()
+
+
+def test_without_an_accelerator_the_check_says_so(monkeypatch, capsys):
+    import gpu_check
+
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+    cpu = jax.devices("cpu")
+    monkeypatch.setattr(jax, "devices", lambda *_: cpu)
+    assert gpu_check.main() == 0
+    assert "no accelerator" in capsys.readouterr().out
+
+
+def test_the_check_knows_every_method():
+    import gpu_check
+    from lavajax.config import CLASSES
+
+    every = {name for name, cls in CLASSES.items() if hasattr(cls, "adapt")}
+    assert {type(method).__name__ for method in gpu_check.METHODS.values()} == every
+
+
+def test_more_inner_steps_are_no_larger_a_program():
+    """They are scanned: what compiles is as large for 50 as for 2."""
+    import gpu_check
+
+    source = lavajax.Sine(shots=2, queries=2)
+    task = source.sample(jax.random.key(0))
+    checked = 0
+    for name, method in gpu_check.METHODS.items():
+        if not isinstance(getattr(method, "inner_steps", None), int):
+            continue
+
+        def size(steps, method=method):
+            method = dataclasses.replace(method, inner_steps=steps)
+            params = jax.eval_shape(
+                lambda: method.init(jax.random.key(0), task.support.x, task.support.y)
+            )
+            return len(
+                str(
+                    jax.make_jaxpr(
+                        lambda p, key: jax.grad(
+                            lambda learned: method.loss(p.replace_learned(learned), task, key)
+                        )(p.learned)
+                    )(params, jax.random.key(1))
+                )
+            )
+
+        assert size(50) < 1.1 * size(2), name
+        checked += 1
+    assert checked > 10
+
+
+def test_compile_time_measures_tracing_and_compiling():
+    import compile_time
+
+    tracing, compiling = compile_time.measure(lavajax.Anil(lavajax.MLP(hidden=(4,))), meta_batch=2)
+    assert tracing > 0
+    assert compiling > 0

@@ -66,13 +66,17 @@ class BatchExpectation:
         def local(learned: PyTree) -> PyTree:
             return self._mean(jax.vmap(fn, in_axes=(None, 0, 0))(learned, self.tasks, self.keys))
 
-        if self.axis_name is not None:
-            # The gradient in a value that is replicated over devices would already be a sum over
-            # them. Made varying, it is this device's own, under shard_map and pmap alike.
-            learned = jax.tree.map(
-                lambda leaf: lax.pcast(leaf, self.axis_name, to="varying"), learned
-            )
-        return self._over_devices(jax.value_and_grad(local, has_aux=has_aux)(learned))
+        return self._over_devices(jax.value_and_grad(local, has_aux=has_aux)(self.own(learned)))
+
+    def own(self, tree: PyTree) -> PyTree:
+        """A replicated tree for this device to differentiate in, or to return beside its tasks.
+
+        The gradient in a value that is replicated over devices would already be a sum over them.
+        Made varying, it is this device's own, under ``shard_map`` and ``pmap`` alike.
+        """
+        if self.axis_name is None:
+            return tree
+        return jax.tree.map(lambda leaf: lax.pcast(leaf, self.axis_name, to="varying"), tree)
 
     def _mean(self, values: PyTree) -> PyTree:
         """Over this device's tasks, so that the mean over devices is that over all tasks."""
@@ -93,13 +97,28 @@ class BatchExpectation:
     def without(self, bad: Array) -> BatchExpectation:
         """The same without some tasks, ``[B]`` booleans, of which not all may be bad.
 
-        A good task takes the place of a bad one, and counts 0 there: what is not finite in a bad
-        one then reaches no gradient.
+        A good task, a peer's where this device has none, takes the place of a bad one, and counts 0
+        there: what is not finite in a bad one then reaches no gradient.
         """
-        chosen = jnp.where(bad, jnp.argmin(bad), jnp.arange(bad.shape[0]))
-        tasks = jax.tree.map(lambda leaf: leaf[chosen], self.tasks)
+        first = jnp.argmin(bad)
+        good = jax.tree.map(lambda leaf: leaf[first], self.tasks)
+        if self.axis_name is not None:
+            donor = jnp.argmin(lax.all_gather(bad[first], self.axis_name))
+            good = jax.tree.map(lambda leaf: lax.all_gather(leaf, self.axis_name)[donor], good)
+
+        def choose(leaf: Array, spare: Array) -> Array:
+            return jnp.where(bad.reshape((-1,) + (1,) * spare.ndim), spare, leaf)
+
+        tasks = jax.tree.map(choose, self.tasks, good)
         real = ~bad if self.real is None else self.real & ~bad
         return dataclasses.replace(self, tasks=tasks, real=real)
+
+    def any(self, flags: Array) -> Array:
+        """Whether one of the flags ``[B]`` is True, on any device; a boolean scalar."""
+        found = jnp.any(flags)
+        if self.axis_name is None:
+            return found
+        return lax.pmax(found.astype(jnp.int32), self.axis_name) > 0
 
     def _over_devices(self, tree: PyTree) -> PyTree:
         return tree if self.axis_name is None else lax.pmean(tree, self.axis_name)

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 def not_finite(method: Method, params: MetaParams, expect: BatchExpectation) -> Array:
     """``[B]`` booleans: the tasks whose loss, or its gradient, is not finite."""
+    learned = expect.own(params.learned)
 
     def is_bad(task: Task, key: Array) -> Array:
         def loss(learned: dict[str, Any]) -> Array:
             return method.loss(params.replace_learned(learned), task, key)
 
-        return ~all_finite(jax.value_and_grad(loss)(params.learned))
+        return ~all_finite(jax.value_and_grad(loss)(learned))
 
     return jax.vmap(is_bad)(expect.tasks, expect.keys)
 
@@ -47,8 +48,8 @@ def careful_step(
     """The method's outer step, without the tasks that would spoil it.
 
     Returns:
-        The next state, the metrics, and the tasks left out, ``[B]`` booleans. Where they all are
-        bad, only the step is counted.
+        The next state, the metrics, and the tasks left out, ``[B]`` booleans, of this device.
+        Where no task is good on any device, only the step is counted.
     """
     method = state.params.method
 
@@ -59,12 +60,13 @@ def careful_step(
         return method.step(state, expect.without(bad), tx)
 
     new, metrics = method.step(state, expect, tx)
-    none = jnp.zeros(expect.keys.shape[0], bool)
+    none = expect.own(jnp.zeros(expect.keys.shape[0], bool))
     bad = lax.cond(all_finite((new, metrics)), lambda: none, check)
-    redo = jnp.any(bad) & ~jnp.all(bad)
+    good = expect.any(~bad if expect.real is None else ~bad & expect.real)
+    redo = expect.any(bad) & good  # the same on all devices, which step together
     new, metrics = lax.cond(redo, again, lambda _: (new, metrics), bad)
     stay = dataclasses.replace(state, step=state.step + 1)
-    new = lax.cond(jnp.all(bad), lambda: stay, lambda: new)
+    new = lax.cond(good, lambda: new, lambda: stay)
     return new, metrics, bad
 
 

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from lavajax.extras import require
@@ -200,7 +201,15 @@ def read_arrays(path: Path, shapes: dict[str, tuple[tuple[int, ...], np.dtype]])
 
 def _checkpointer() -> Any:
     ocp = require("orbax.checkpoint", "experiments", "saving and loading a model")
-    return ocp.PyTreeCheckpointer()
+    if jax.process_count() == 1:
+        return ocp.PyTreeCheckpointer()
+    # What is stored is whole in every process: the one that calls this waits for no other.
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process-{me}"
+    )
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 def _manifest_text(path: Path) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
 from lavajax.methods.base import Method
 from lavajax.outer import BatchExpectation
 from lavajax.rescue import careful_step, left_out, run_carefully, spoiled
+from lavajax.sharding import ALONE, Share, local, over_devices, replicate, share_of, task_mesh
 from lavajax.tasks.base import TaskSource, check_source
 from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
 from lavajax.units import Units
@@ -152,16 +154,23 @@ def start_state(
     return jax.vmap(init, in_axes=(None, 0))(tasks, keys)
 
 
-def draw(tasks: TaskSource, key: Array, step: Array, meta_batch: int) -> tuple[Task, Array]:
-    """The meta-batch of one outer step: tasks ``[B]`` and a key for each.
+def draw(
+    tasks: TaskSource, key: Array, step: Array, meta_batch: int, share: Share = ALONE
+) -> tuple[Task, Array]:
+    """The meta-batch of one outer step, or a device's share of it: tasks ``[b]``, a key for each.
 
-    All randomness is folded from the run's key and the absolute step, so a run split anywhere into
-    chunks gives the same bits.
+    All randomness is folded from the run's key, the absolute step and a task's index in the whole
+    meta-batch, so a run split anywhere into chunks gives the same bits, and every number of devices
+    sees the same tasks.
     """
     sample_key, method_key = jax.random.split(jax.random.fold_in(key, step))
-    sample_keys = jax.random.split(sample_key, meta_batch)
+    sample_keys = share.of(jax.random.split(sample_key, meta_batch))
     batch = jax.vmap(partial(tasks.sample, split="train"))(sample_keys)
-    return batch, jax.random.split(method_key, meta_batch)
+    return batch, share.of(jax.random.split(method_key, meta_batch))
+
+
+def _expectation(batch: tuple[Task, Array], meta_batch: int, share: Share) -> BatchExpectation:
+    return BatchExpectation(*batch, share.axis_name, share.real(meta_batch))
 
 
 def run_steps(
@@ -172,8 +181,12 @@ def run_steps(
     stop: Array | int,
     *,
     meta_batch: int,
+    share: Share = ALONE,
 ) -> tuple[TrainState, dict[str, Array]]:
     """Takes the outer steps ``start`` to ``stop - 1``. Pure; ``train`` compiles it.
+
+    With a ``share``, it is one device's part, for ``shard_map`` or ``pmap`` over the named axis
+    with everything replicated; the devices then end with the same state.
 
     Tasks are drawn for a whole block of steps at a time, since inside the loop the small random
     kernels cost as much as the step itself. Blocks begin at multiples of their size, and a step
@@ -185,19 +198,21 @@ def run_steps(
         tx: optimiser.
         start: first step, a scalar that may be traced.
         stop: where to end; any ``stop`` is the same compilation.
-        meta_batch: tasks per outer step.
+        meta_batch: tasks per outer step, on all devices together.
+        share: what this device takes of them.
 
     Returns:
         The state after ``stop`` steps, and the mean of each metric over the steps taken.
     """
-    size = _block_size(tasks, state.key, meta_batch)
+    size = _block_size(tasks, state.key, meta_batch, share)
     start, stop = jnp.asarray(start, jnp.int32), jnp.asarray(stop, jnp.int32)
 
     def draw_block(first: Array) -> tuple[Task, Array]:
-        return jax.vmap(lambda i: draw(tasks, state.key, i, meta_batch))(first + jnp.arange(size))
+        steps = first + jnp.arange(size)
+        return jax.vmap(lambda i: draw(tasks, state.key, i, meta_batch, share))(steps)
 
     def step(state: TrainState, batch: tuple[Task, Array]) -> tuple[TrainState, dict[str, Array]]:
-        return state.params.method.step(state, BatchExpectation(*batch), tx)
+        return state.params.method.step(state, _expectation(batch, meta_batch, share), tx)
 
     def take(carry: PyTree, batch: tuple[Task, Array]) -> PyTree:
         state, total = carry
@@ -214,7 +229,7 @@ def run_steps(
             carry,
         )
 
-    like = jax.eval_shape(lambda s: step(s, draw(tasks, s.key, start, meta_batch))[1], state)
+    like = jax.eval_shape(lambda s: step(s, draw(tasks, s.key, start, meta_batch, share))[1], state)
     zeros = jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), like)
     state, total = jax.lax.fori_loop(
         start // size, (stop + size - 1) // size, block, (state, zeros)
@@ -222,27 +237,37 @@ def run_steps(
     return state, jax.tree.map(lambda m: m / jnp.maximum(stop - start, 1), total)
 
 
-def _block_size(tasks: TaskSource, key: Array, meta_batch: int) -> int:
+def _block_size(tasks: TaskSource, key: Array, meta_batch: int, share: Share) -> int:
     """How many steps to draw tasks for at a time: at most 100, and 16 MiB."""
-    one = jax.eval_shape(lambda key: draw(tasks, key, jnp.int32(0), meta_batch)[0], key)
+    one = jax.eval_shape(lambda key: draw(tasks, key, jnp.int32(0), meta_batch, share)[0], key)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
     return max(n for n in (1, 2, 5, 10, 20, 50, 100) if n == 1 or n * size <= 2**24)
 
 
-@partial(jax.jit, static_argnames=("tx", "meta_batch"))
+@partial(jax.jit, static_argnames=("tx", "meta_batch", "mesh"))
 def _careful_step(
-    state: TrainState, tasks: TaskSource, *, tx: optax.GradientTransformation, meta_batch: int
+    state: TrainState,
+    tasks: TaskSource,
+    *,
+    tx: optax.GradientTransformation,
+    meta_batch: int,
+    mesh: Mesh | None,
 ) -> tuple[TrainState, dict[str, Array], Array]:
-    """One step, or one of each seed, without the tasks that would spoil it."""
+    """One step, or one of each seed, without the tasks that would spoil it: ``[B]`` booleans."""
+    share = share_of(mesh)
 
-    def step(state: TrainState) -> tuple[TrainState, dict[str, Array], Array]:
-        batch = draw(tasks, state.key, state.step, meta_batch)
-        return careful_step(state, BatchExpectation(*batch), tx)
+    def run(state: TrainState, tasks: TaskSource) -> tuple[TrainState, dict[str, Array], Array]:
+        def step(state: TrainState) -> tuple[TrainState, dict[str, Array], Array]:
+            batch = draw(tasks, state.key, state.step, meta_batch, share)
+            new, metrics, bad = careful_step(state, _expectation(batch, meta_batch, share), tx)
+            return new, metrics, share.whole(bad, meta_batch)
 
-    return jax.vmap(step)(state) if state.step.ndim else step(state)
+        return jax.vmap(step)(state) if state.step.ndim else step(state)
+
+    return over_devices(run, mesh)(state, tasks)
 
 
-@partial(jax.jit, static_argnames=("tx", "meta_batch"), donate_argnums=0)
+@partial(jax.jit, static_argnames=("tx", "meta_batch", "mesh"), donate_argnums=0)
 def _run_chunk(
     state: TrainState,
     tasks: TaskSource,
@@ -251,13 +276,20 @@ def _run_chunk(
     *,
     tx: optax.GradientTransformation,
     meta_batch: int,
+    mesh: Mesh | None,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """``run_steps``; where the state holds several seeds, of all of them."""
+    """``run_steps`` on all devices; where the state holds several seeds, of all of them."""
+    settings: dict[str, Any] = {"meta_batch": meta_batch, "share": share_of(mesh)}
 
-    def chunk(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
-        return run_steps(state, tasks, tx, start, stop, meta_batch=meta_batch)
+    def run(
+        state: TrainState, tasks: TaskSource, start: Array, stop: Array
+    ) -> tuple[TrainState, dict[str, Array]]:
+        def chunk(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
+            return run_steps(state, tasks, tx, start, stop, **settings)
 
-    return jax.vmap(chunk)(state) if state.step.ndim else chunk(state)
+        return jax.vmap(chunk)(state) if state.step.ndim else chunk(state)
+
+    return over_devices(run, mesh)(state, tasks, start, stop)
 
 
 def train(
@@ -273,8 +305,13 @@ def train(
     callback: Callable[[Progress], Any] | None = None,
     state: TrainState | None = None,
     max_skipped: float = 0.01,
+    devices: Sequence[jax.Device] | None = None,
 ) -> Trained:
     """Meta-trains a method on a source of tasks.
+
+    The tasks of every outer step are shared out over the devices, and the meta-gradient is the
+    mean over all of them: that of one device, but for rounding. Parameters and data are on every
+    device. Results, and the state that a callback sees, are on the first device of the process.
 
     Args:
         method: any method, such as ``Lava()``.
@@ -295,6 +332,8 @@ def train(
             out. A chunk that ends in NaN or infinity is taken again step by step, without the tasks
             whose loss or gradient is not finite; the meta-gradient is that of the others. A seed
             among several that would need more is given up, and ends as NaN.
+        devices: those to train on; None: all of ``jax.devices()``. Where ``jax.distributed`` joins
+            several processes, all of them make the same call, with the same arguments.
 
     Returns:
         Final parameters, state and history, the latter from ``state`` on.
@@ -316,6 +355,7 @@ def train(
         )
     if not 0 <= max_skipped <= 1:
         raise ValueError(f"max_skipped must be from 0 to 1, a share, got {max_skipped}")
+    mesh = task_mesh(devices)
     tx = outer_optimizer(steps) if optimizer is None else optimizer
     if state is None:
         state = start_state(method, tasks, tx, seed=seed, seeds=seeds)
@@ -326,9 +366,12 @@ def train(
     if done > steps:
         raise ValueError(f"state must not be beyond steps = {steps}, got one of step {done}")
 
+    state, tasks = replicate((state, tasks), mesh)
+    settings: dict[str, Any] = {"tx": tx, "meta_batch": meta_batch, "mesh": mesh}
+
     # No step at all compiles the same function, so that its time can be told apart.
     begun = time.perf_counter()
-    state, _ = _run_chunk(state, tasks, done, done, tx=tx, meta_batch=meta_batch)
+    state, _ = _run_chunk(state, tasks, done, done, **settings)
     jax.block_until_ready(state)
     compile_seconds = time.perf_counter() - begun
 
@@ -338,11 +381,11 @@ def train(
         length = min(chunk, steps - done)
         begun = time.perf_counter()
         before = jax.tree.map(jnp.copy, state)  # a chunk that goes wrong starts from it again
-        state, metrics = _run_chunk(state, tasks, done, done + length, tx=tx, meta_batch=meta_batch)
+        state, metrics = _run_chunk(state, tasks, done, done + length, **settings)
         host = {name: np.asarray(value) for name, value in metrics.items()}
         skipped: tuple[tuple[int, ...], ...] = ()
-        if spoiled(before, state, metrics):
-            step = partial(_careful_step, tasks=tasks, tx=tx, meta_batch=meta_batch)
+        if spoiled(*(local(each, mesh) for each in (before, state, metrics))):
+            step = partial(_careful_step, tasks=tasks, **settings)
             state, host, skipped = run_carefully(before, step, length, room)
             room = room - left_out(skipped, room)
         done += length
@@ -354,9 +397,11 @@ def train(
             )
         if callback is not None:
             seconds = time.perf_counter() - begun
-            callback(Progress(done, steps, host, seconds, compile_seconds, state, skipped))
+            here = local(state, mesh)
+            callback(Progress(done, steps, host, seconds, compile_seconds, here, skipped))
     names = history[0] if history else ()
     stacked = {name: np.stack([h[name] for h in history]) for name in names}
+    state = local(state, mesh)
     return Trained(state.params, state, stacked)
 
 

@@ -1,0 +1,202 @@
+"""Several processes, on one machine or on many, that train one model together.
+
+All run the same command. Process 0 alone reads and writes the folder of the run, and prints; the
+others are told by it what they need, so that they need not see its disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import IO, Any
+
+import jax
+import numpy as np
+
+from lavajax import leaves
+from lavajax.types import PyTree
+
+HEARTBEAT_SECONDS = 20  # a process that is not heard from for so long is dead
+CONNECT_SECONDS = 120  # for all of them to start
+LEAVE_SECONDS = 60
+# Waits for the end of the process that started it. JAX ends a process that has lost another from a
+# thread of its own, by an abort that Python never sees: somebody else must say what that was.
+_WATCH = """
+import sys
+text = sys.stdin.read()
+if not text.endswith("\\0"):
+    sys.stderr.write(text.rsplit("\\n\\n", 1)[-1] + "\\n")
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Machines:
+    """How the processes find each other; all None and False for a process alone.
+
+    Attributes:
+        coordinator: host and port of process 0.
+        processes: how many there are.
+        process: which of them this one is, from 0 on.
+        detect: ask the cluster for these: SLURM, a TPU, Kubernetes.
+    """
+
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    detect: bool = False
+
+
+def split(args: Sequence[str]) -> tuple[Machines, list[str]]:
+    """The options of processes on a command line, and what is left of it.
+
+    Raises:
+        ValueError: one is missing or impossible.
+        SystemExit: one has no value.
+    """
+    parser = argparse.ArgumentParser(prog="run.py", add_help=False, allow_abbrev=False)
+    parser.add_argument("--coordinator", metavar="HOST:PORT")
+    parser.add_argument("--processes", type=int)
+    parser.add_argument("--process", type=int)
+    parser.add_argument("--distributed", action="store_true")
+    found, rest = parser.parse_known_args(args)
+    given = (found.coordinator, found.processes, found.process)
+    if found.distributed and given != (None, None, None):
+        raise ValueError(
+            "--distributed asks the cluster for what --coordinator, --processes and --process say: "
+            "give one or the other"
+        )
+    if given == (None, None, None):
+        return Machines(detect=found.distributed), rest
+    if None in given:
+        raise ValueError("--coordinator, --processes and --process must be given together")
+    host, _, port = found.coordinator.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"--coordinator must be HOST:PORT, got {found.coordinator}")
+    if found.processes < 1:
+        raise ValueError(f"--processes must be at least 1, got {found.processes}")
+    if not 0 <= found.process < found.processes:
+        raise ValueError(f"--process must be from 0 to {found.processes - 1}, got {found.process}")
+    return Machines(*given), rest
+
+
+class Peers:
+    """This process among the others, or alone."""
+
+    def __init__(self, machines: Machines = Machines()) -> None:
+        """Joins the others, before any backend of JAX starts.
+
+        Raises:
+            ValueError: there is no cluster to ask, or the others cannot be reached.
+        """
+        self._joined = machines != Machines()
+        self._watch: IO[str] | None = None
+        self.number = 0
+        if not self._joined:
+            return
+        try:
+            jax.distributed.initialize(
+                machines.coordinator,
+                machines.processes,
+                machines.process,
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                initialization_timeout=CONNECT_SECONDS,
+                shutdown_timeout_seconds=LEAVE_SECONDS,
+            )
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"the processes could not be joined: {error}; every one of them must run, and "
+                "reach the port of process 0"
+            ) from None
+        self.number = jax.process_index()
+        watcher = subprocess.Popen(
+            [sys.executable, "-c", _WATCH],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a Ctrl-C is not for it
+        )
+        self._watch = watcher.stdin
+        self.on_loss("start all of them again")
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and prints."""
+        return self.number == 0
+
+    def on_loss(self, advice: str) -> None:
+        """What is said where this process ends because another has."""
+        if self._watch is not None:
+            self._watch.write(
+                f"\n\nerror: process {self.number} has ended, since one of the processes has died "
+                f"or cannot be reached; {advice}"
+            )
+            self._watch.flush()
+
+    def share(self, value: Any) -> Any:
+        """What process 0 gives, which JSON can hold, on all of them."""
+        if not self._joined:
+            return value
+        return json.loads(self._share(json.dumps(value).encode()))
+
+    def share_state(self, state: PyTree | None, like: PyTree) -> Any:
+        """The pytree of process 0, bit for bit, on all of them; None where it has none."""
+        if not self._joined:
+            return state
+        entries, arrays = ({}, {}) if state is None else leaves.pack(state)
+        entries = self.share(entries if state is not None else None)
+        data = self._share(b"".join(array.tobytes() for array in arrays.values()))
+        if entries is None:
+            return None
+        found, place = {}, 0
+        for name, entry in entries.items():
+            shape, dtype = leaves.stored(entry)
+            count = int(np.prod(shape, dtype=int))
+            found[name] = np.frombuffer(data, dtype, count, place).reshape(shape)
+            place += found[name].nbytes
+        return leaves.unpack(like, entries, found)
+
+    def most(self, number: int | None) -> int | None:
+        """The largest number that a process gives; None where none of them does."""
+        if not self._joined:
+            return number
+        from jax.experimental import multihost_utils
+
+        own = np.array(-1 if number is None else number, np.int32)
+        largest = int(np.max(multihost_utils.process_allgather(own)))
+        return None if largest < 0 else largest
+
+    def leave(self) -> None:
+        """Parts from the others, who do the same now; then this process may end when it likes."""
+        if self._joined:
+            jax.distributed.shutdown()
+            self._forget()
+
+    def abandon(self, code: int) -> int:
+        """Ends this process without waiting for the others, who will miss it; alone, returns."""
+        if self._joined:
+            self._forget()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+        return code
+
+    def _forget(self) -> None:
+        self._joined = False
+        if self._watch is not None:
+            self._watch.write("\0")
+            self._watch.close()
+            self._watch = None
+
+    def _share(self, data: bytes) -> bytes:
+        from jax.experimental import multihost_utils
+
+        def send(array: np.ndarray) -> np.ndarray:
+            return np.asarray(multihost_utils.broadcast_one_to_all(array, self.first))
+
+        size = int(send(np.array(len(data), np.int32)))
+        whole = np.frombuffer(data, np.uint8) if self.first else np.zeros(size, np.uint8)
+        return send(whole).astype(np.uint8).tobytes()

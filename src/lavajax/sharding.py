@@ -1,0 +1,139 @@
+"""The meta-batch over devices: a mesh of one axis, and what each device takes of a batch.
+
+Parameters, optimiser state and data are on every device; the tasks of an outer step are shared
+out, and one mean over the axis ``"tasks"`` makes a meta-gradient of what the devices have found.
+The devices may belong to several processes, which then all run the same program.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from lavajax.types import Array, PyTree
+
+AXIS = "tasks"
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one device takes of a meta-batch of B tasks: b = ceil(B / devices) of them, in order.
+
+    Where B does not divide, the last devices repeat the last task, which counts 0 there.
+
+    Attributes:
+        devices: how many devices share the batch.
+        axis_name: name of the mapped axis over them, of ``shard_map`` or ``pmap``; None for one
+            device alone.
+    """
+
+    devices: int = 1
+    axis_name: str | None = None
+
+    def of(self, values: Array) -> Array:
+        """This device's ``[b, ...]`` of the values ``[B, ...]`` of all tasks."""
+        if self.axis_name is None:
+            return values
+        return values[jnp.minimum(self._places(len(values)), len(values) - 1)]
+
+    def real(self, meta_batch: int) -> Array | None:
+        """``[b]`` booleans, False where a task only fills up; None where none does."""
+        if meta_batch % self.devices == 0:
+            return None
+        return self._places(meta_batch) < meta_batch
+
+    def whole(self, values: Array, meta_batch: int) -> Array:
+        """The values ``[B, ...]`` of all tasks, from each device's ``[b, ...]``."""
+        if self.axis_name is None:
+            return values
+        return lax.all_gather(values, self.axis_name, tiled=True)[:meta_batch]
+
+    def _places(self, meta_batch: int) -> Array:
+        assert self.axis_name is not None
+        size = -(-meta_batch // self.devices)
+        return lax.axis_index(self.axis_name) * size + jnp.arange(size)
+
+
+ALONE = Share()
+
+
+def task_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh | None:
+    """The mesh of some devices, with the one axis ``"tasks"``.
+
+    Args:
+        devices: of all processes; None: all that there are.
+
+    Returns:
+        The mesh; None for the only device there is, where JAX puts everything anyway.
+
+    Raises:
+        ValueError: no device, one twice, something else, or none of this process.
+    """
+    if devices is None:
+        every = jax.devices()
+        return None if len(every) == 1 else Mesh(np.array(every), (AXIS,))
+    if isinstance(devices, jax.Device) or not isinstance(devices, Sequence) or not devices:
+        raise ValueError(
+            f"devices must be a sequence of jax.devices(), or None for all, got {devices!r}"
+        )
+    for device in devices:
+        if not isinstance(device, jax.Device):
+            raise ValueError(f"devices must hold devices such as jax.devices()[0], got {device!r}")
+    if len(set(devices)) < len(devices):
+        raise ValueError(f"devices must be different ones, got {list(devices)}")
+    if not any(device.process_index == jax.process_index() for device in devices):
+        raise ValueError(
+            f"devices must have some of every process, got none of process {jax.process_index()}"
+        )
+    return Mesh(np.array(devices), (AXIS,))
+
+
+def share_of(mesh: Mesh | None) -> Share:
+    """What a device of the mesh takes."""
+    return ALONE if mesh is None or mesh.size == 1 else Share(mesh.size, AXIS)
+
+
+def over_devices(fn: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
+    """``fn``, written for one device and the axis, on all devices of the mesh.
+
+    Arguments and results are replicated. On one device this is ``fn`` itself.
+    """
+    if share_of(mesh) == ALONE:
+        return fn
+    # Unchecked, as under pmap: the check refuses a loop, in a user's source or method, that starts
+    # from constants and goes on with what differs between devices.
+    everywhere = PartitionSpec()
+    return jax.shard_map(fn, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
+
+
+def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """A copy of the tree on every device of the mesh; every process gives the same values."""
+    if mesh is None:
+        return tree
+    sharding = NamedSharding(mesh, PartitionSpec())
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+
+    def place(leaf: Any) -> Array:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            words = place(jax.random.key_data(leaf))
+            return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
+        host = np.asarray(leaf)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    return jax.tree.map(place, tree)
+
+
+def local(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """A replicated tree as it is on the first device of this process, without a copy.
+
+    What is done with it there needs no other process.
+    """
+    return tree if mesh is None else jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)

@@ -1,0 +1,152 @@
+"""Meta-gradients of every method on several devices against one, which one process simulates.
+
+    python tests/slow/every_method_on_devices.py [--devices 8] [--meta-batch 10] [--only lava maml]
+
+One step of SGD, in float64: Adam would hide a gradient of the wrong scale. With 10 tasks on 8
+devices, two to each, three devices have nothing that counts. Both through ``lavajax.train``, which
+uses ``shard_map``, and with the same steps under ``pmap``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--devices", type=int, default=8)
+parser.add_argument("--meta-batch", type=int, default=10)
+parser.add_argument("--only", nargs="*")
+parser.add_argument("--train", action="store_true", help="also train, with bad tasks and seeds")
+parser.add_argument("--quick", action="store_true", help="pmap for the first method alone")
+args = parser.parse_args()
+
+# Both are read when the backend starts. Fewer threads than devices would let queued collectives
+# wait for each other.
+flag = f"--xla_force_host_platform_device_count={args.devices}"
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
+os.environ["NPROC"] = "16"
+os.environ["JAX_PLATFORMS"] = "cpu"
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+
+import lavajax  # noqa: E402
+from gpu_check import METHODS, distance  # noqa: E402
+from lavajax.sharding import AXIS, Share  # noqa: E402
+from lavajax.train import run_steps, start_state  # noqa: E402
+
+RATE, LIMIT = 1e-3, 1e-6
+SINE = lavajax.Sine(shots=4, queries=5)
+ONE = jax.devices()[:1]
+
+
+def small(method: Any) -> Any:
+    """The method on a network that compiles fast."""
+    if isinstance(method, lavajax.IMaml):
+        # Of all weights its search for the inner solution amplifies rounding: on one device too, a
+        # batch and the mean of its parts differ by 1e-2. Of the head the solution is exact.
+        method = dataclasses.replace(method, subspace=lavajax.Head())
+    if not hasattr(method, "model"):
+        return method
+    return dataclasses.replace(method, model=dataclasses.replace(method.model, hidden=(8,)))
+
+
+def gradient(start: Any, end: Any) -> Any:
+    """What a step of SGD went along."""
+    return jax.tree.map(
+        lambda a, b: (np.asarray(a) - np.asarray(b)) / RATE,
+        start.params.learned,
+        end.params.learned,
+    )
+
+
+def compare(method: Any, *, pmap: bool) -> dict[str, float]:
+    """How far the meta-gradients are from that of one device, relative to its norm."""
+    tx = optax.sgd(RATE)
+    run: dict[str, Any] = {"steps": 1, "meta_batch": args.meta_batch, "optimizer": tx}
+    start = start_state(method, SINE, tx)
+    one = gradient(start, lavajax.train(method, SINE, devices=ONE, **run).state)
+    sharded = gradient(start, lavajax.train(method, SINE, **run).state)
+    assert distance(jax.tree.map(np.zeros_like, one), one) == 1.0, "the gradient is 0"
+    found = {"shard_map": distance(sharded, one)}
+    if not pmap:
+        return found
+    share = Share(args.devices, AXIS)
+    steps = partial(run_steps, meta_batch=args.meta_batch, share=share)
+    mapped = jax.pmap(
+        lambda _, state: steps(state, SINE, tx, 0, 1)[0], axis_name=AXIS, in_axes=(0, None)
+    )(jnp.arange(args.devices), start)
+    each = [jax.tree.map(lambda leaf, i=i: leaf[i], mapped) for i in (0, -1)]
+    return found | {"pmap": max(distance(gradient(start, state), one) for state in each)}
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Faulty:
+    """Sine waves of which some have a label that is not a number."""
+
+    share: float
+
+    def sample(self, key: Any, split: str = "train") -> Any:
+        """Draws one task."""
+        task = SINE.sample(key, split)
+        bad = jax.random.uniform(jax.random.fold_in(key, 7)) < self.share
+        y = task.support.y.at[0].set(jnp.where(bad, jnp.nan, task.support.y[0]))
+        return lavajax.Task(dataclasses.replace(task.support, y=y), task.query)
+
+
+def train(seeds: int | None, bad: float) -> dict[str, float]:
+    """A run with Adam, bad tasks left out: its distance from that on one device."""
+    method, tasks = small(lavajax.Lava()), Faulty(bad)
+    run: dict[str, Any] = {"steps": 6, "chunk": 3, "meta_batch": 10, "max_skipped": 1.0}
+    found = []
+    for devices in (ONE, None):
+        skipped: list[Any] = []
+        trained = lavajax.train(
+            method,
+            tasks,
+            seeds=seeds,
+            devices=devices,
+            callback=lambda p, skipped=skipped: skipped.extend(p.skipped),
+            **run,
+        )
+        found.append((trained.params.learned, trained.history["loss"], skipped))
+    (one, loss, left_out), (several, loss_several, left_out_several) = found
+    assert bool(left_out) == (bad > 0)
+    assert left_out == left_out_several, (left_out, left_out_several)
+    return {"parameters": distance(several, one), "loss": distance(loss_several, loss)}
+
+
+def main() -> int:
+    """Compares; 1 where anything differs."""
+    jax.config.update("jax_enable_x64", True)
+    assert jax.device_count() == args.devices
+    ok = True
+
+    def report(name: str, found: dict[str, float]) -> None:
+        nonlocal ok
+        good = all(value < LIMIT for value in found.values())
+        ok = ok and good
+        text = ", ".join(f"{part} {value:.1e}" for part, value in found.items())
+        print(f"{name}: {text}{'' if good else '  DIFFERS'}", flush=True)
+
+    for index, name in enumerate(args.only or METHODS):
+        report(name, compare(small(METHODS[name]), pmap=not (args.quick and index)))
+    if args.train:
+        report("train, bad tasks", train(None, 0.2))
+        report("train, 2 seeds", train(2, 0.0))
+        if not args.quick:
+            report("train, bad tasks, 2 seeds", train(2, 0.2))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Two processes of four simulated devices each train one model, over gloo on this machine.
+
+    python tests/slow/two_processes.py [--only agree killed]
+
+agree: the run ends where that of one process does, to rounding, and one process alone writes.
+killed: one process is killed; the other stops within a minute and says why; the run goes on from
+its last checkpoint, in two processes and in one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+
+import lavajax
+
+RUN = Path(__file__).resolve().parents[2] / "experiments" / "run.py"
+OPTIONS = [
+    *("--task=sine", "--method=anil", "--hidden", "8", "--shots=3", "--queries=4"),
+    *("--test-tasks=10", "--checkpoint-seconds=0", "--no-figures"),
+]
+PATIENCE = 280
+
+
+def start(args: list[str], devices: int = 4) -> subprocess.Popen[str]:
+    """Starts a run on simulated devices."""
+    flag = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
+    return subprocess.Popen(
+        [sys.executable, str(RUN), *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # Fewer threads than devices would let collectives wait for each other.
+        env={**os.environ, "XLA_FLAGS": flags, "NPROC": "16", "JAX_PLATFORMS": "cpu"},
+    )
+
+
+def start_two(args: list[str]) -> list[subprocess.Popen[str]]:
+    """Starts a run in two processes."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    joined = [f"--coordinator=localhost:{port}", "--processes=2"]
+    return [start([*args, *joined, f"--process={i}"]) for i in range(2)]
+
+
+def end(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+    """Waits for their ends; exit codes, and what they printed."""
+    try:
+        found = [p.communicate(timeout=PATIENCE)[0] for p in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(p.returncode, text) for p, text in zip(processes, found, strict=True)]
+
+
+def parameters(params: lavajax.MetaParams) -> np.ndarray:
+    """All learned numbers."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params.learned)])
+
+
+def agree(parent: Path) -> None:
+    """The same numbers as one process, and silence from the second."""
+    args = [*OPTIONS, "--steps=4", "--report-every=2"]
+    (code, text), (other_code, other) = end(start_two([*args, f"--out={parent / 'two'}"]))
+    assert code == other_code == 0, text + other
+    method, tasks = lavajax.Anil(lavajax.MLP(hidden=(8,))), lavajax.Sine(shots=3, queries=4)
+    alone = lavajax.train(method, tasks, steps=4).params
+    np.testing.assert_allclose(
+        parameters(lavajax.load(parent / "two")), parameters(alone), rtol=1e-5, atol=1e-6
+    )
+    lines = [line for line in other.splitlines() if not line.startswith("[Gloo]")]
+    assert "files:" in text, text
+    assert not lines, other
+
+
+def killed(parent: Path) -> None:
+    """The end of the other within a minute, whichever is killed, and the way on."""
+    # Plain SGD at a constant rate: a run of more steps has the same schedule, as far as it goes.
+    args = [*OPTIONS, "--steps=100000", "--report-every=50"]
+    for victim in (1, 0):
+        folder = parent / f"killed-{victim}"
+        processes = start_two([*args, f"--out={folder}"])
+        until = time.monotonic() + PATIENCE
+        while len(list((folder / "checkpoints").glob("[0-9]*"))) < 2:
+            assert time.monotonic() < until, "no checkpoints"
+            assert all(p.poll() is None for p in processes), end(processes)
+            time.sleep(0.2)
+        processes[victim].kill()
+        begun = time.monotonic()
+        code, text = end([processes[1 - victim]])[0]
+        seconds = time.monotonic() - begun
+        processes[victim].communicate()
+        assert code != 0, text
+        assert seconds < 60, f"{seconds:.0f} s"
+        assert "one of the processes has died or cannot be reached" in text, text
+        assert f"--resume={folder}" in text, text
+        print(f"process {victim} killed: the other ended after {seconds:.0f} s", flush=True)
+
+    # A run that is stopped by a signal to either of them ends in both, at the same step.
+    processes = start_two([f"--resume={folder}"])
+    before = len((folder / "metrics.jsonl").read_text().splitlines())
+    until = time.monotonic() + PATIENCE
+    while len((folder / "metrics.jsonl").read_text().splitlines()) < before + 2:
+        assert time.monotonic() < until, "it does not go on"
+        assert all(p.poll() is None for p in processes), end(processes)
+        time.sleep(0.2)
+    processes[1].terminate()
+    (code, text), (other_code, other) = end(processes)
+    assert code == other_code == 128 + 15, text + other
+    assert "going on from step" in text, text
+    assert "stopped by SIGTERM" in text, text
+    print("resumed in two processes, and stopped in both by a signal to one", flush=True)
+
+    alone = start([f"--resume={folder}"], devices=3)
+    assert alone.stdout is not None
+    seen = ""
+    while "compiled in" not in seen:
+        line = alone.stdout.readline()
+        assert line, seen
+        seen += line
+    alone.terminate()
+    code, text = end([alone])[0]
+    assert "going on from step" in seen, seen
+    assert code == 128 + 15, seen + text
+    print("resumed in one process of three devices", flush=True)
+
+
+TRIALS = {"agree": agree, "killed": killed}
+
+
+def main() -> int:
+    """Runs the trials."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", choices=TRIALS, default=list(TRIALS))
+    for name in parser.parse_args().only:
+        with tempfile.TemporaryDirectory() as parent:
+            TRIALS[name](Path(parent))
+        print(f"{name}: as it should be", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

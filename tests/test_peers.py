@@ -1,0 +1,68 @@
+"""Several processes: their options, what they share, and a run of two."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+from peers import Machines, Peers, split
+from slow import two_processes
+
+
+def test_options_of_processes_are_taken_from_the_command_line():
+    line = ["--task=sine", "--coordinator=host:12", "--processes", "3", "--process=2", "--seed=1"]
+    assert split(line) == (Machines("host:12", 3, 2), ["--task=sine", "--seed=1"])
+    assert split(["--distributed", "--steps=3"]) == (Machines(detect=True), ["--steps=3"])
+    assert split(["--steps=3"]) == (Machines(), ["--steps=3"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--coordinator=host:12 --process=0", "must be given together"),
+        ("--coordinator=host --processes=2 --process=0", "must be HOST:PORT, got host"),
+        ("--coordinator=h:1 --processes=2 --process=2", "--process must be from 0 to 1, got 2"),
+        ("--coordinator=h:1 --processes=0 --process=0", "--processes must be at least 1, got 0"),
+        ("--distributed --process=1", "give one or the other"),
+    ],
+)
+def test_options_of_processes_that_cannot_be_are_refused(line, message):
+    with pytest.raises(ValueError, match=message):
+        split(line.split())
+
+
+def test_a_process_alone_agrees_with_itself():
+    alone = Peers()
+    state = {"a": jnp.arange(2)}
+    assert alone.first
+    assert alone.share({"x": 1}) == {"x": 1}
+    assert alone.share_state(state, state) is state
+    assert alone.most(None) is None
+    assert alone.most(15) == 15
+    assert alone.abandon(3) == 3
+    alone.leave()
+
+
+@pytest.mark.timeout(280)
+def test_two_processes_train_what_one_does_and_one_of_them_writes(tmp_path):
+    two_processes.agree(tmp_path)
+
+
+def test_the_cache_of_compiled_programs_follows_the_users_variables(monkeypatch):
+    """Set before JAX starts, and never over JAX's own variable."""
+    import threads
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert threads.cache_folder() == Path("/caches/lavajax")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "/home/user")
+    assert threads.cache_folder() == Path("/home/user/.cache/lavajax")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/mine")
+    importlib.reload(threads)
+    assert threads.os.environ["JAX_COMPILATION_CACHE_DIR"] == "/mine"
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    importlib.reload(threads)
+    assert threads.os.environ["JAX_COMPILATION_CACHE_DIR"] == "/home/user/.cache/lavajax/xla"

@@ -1,0 +1,89 @@
+"""The meta-batch over several devices, which one process simulates, and over processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import lavajax
+from helpers import RELU
+from lavajax.sharding import ALONE, AXIS, Share, task_mesh
+
+SLOW = Path(__file__).resolve().parent / "slow"
+
+
+@pytest.mark.timeout(280)
+def test_training_on_eight_devices_is_that_on_one():
+    """A meta-batch of 10: three devices have nothing that counts, and bad tasks are left out."""
+    line = [sys.executable, str(SLOW / "every_method_on_devices.py"), "--train", "--quick"]
+    done = subprocess.run(
+        [*line, "--only", "lava", "anil", "vr-maml"],
+        capture_output=True,
+        text=True,
+        timeout=260,
+        check=False,
+        env=dict(os.environ),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [text.split(":")[0] for text in done.stdout.splitlines()]
+    assert found == [*("lava", "anil", "vr-maml", "train, bad tasks", "train, 2 seeds")], (
+        done.stdout
+    )
+
+
+@pytest.mark.parametrize("devices", [1, 3, 8, 16])
+def test_every_task_counts_once_on_some_device(devices):
+    """Under ``vmap`` with an axis name, as under ``pmap``."""
+    share, batch = Share(devices, AXIS), 10
+
+    def one(_):
+        real = share.real(batch)
+        tasks = share.of(jnp.arange(batch))
+        return (
+            tasks,
+            jnp.ones(len(tasks), bool) if real is None else real,
+            share.whole(tasks, batch),
+        )
+
+    tasks, real, whole = jax.vmap(one, axis_name=AXIS)(jnp.arange(devices))
+    assert tasks.shape == (devices, -(-batch // devices))
+    np.testing.assert_array_equal(tasks[real], np.arange(batch))
+    np.testing.assert_array_equal(whole, np.tile(np.arange(batch), (devices, 1)))
+
+
+def test_one_device_has_all_of_it_as_it_is():
+    values = jnp.arange(10)
+    assert ALONE.of(values) is ALONE.whole(values, 10) is values
+    assert ALONE.real(10) is None
+
+
+def test_a_device_that_is_named_gives_the_bits_of_the_only_one():
+    run = {"steps": 3, "meta_batch": 2}
+    tasks = lavajax.Sine(shots=3, queries=4)
+    one = lavajax.train(lavajax.Anil(RELU), tasks, **run)
+    named = lavajax.train(lavajax.Anil(RELU), tasks, devices=jax.devices()[:1], **run)
+    for a, b in zip(jax.tree.leaves(one.params), jax.tree.leaves(named.params), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [
+        ([], "devices must be a sequence of jax.devices"),
+        (jax.devices()[0], "devices must be a sequence of jax.devices"),
+        (["cpu"], "devices must hold devices such as jax.devices"),
+        (jax.devices()[:1] * 2, "devices must be different ones"),
+    ],
+)
+def test_bad_devices_are_refused(devices, message):
+    with pytest.raises(ValueError, match=message):
+        task_mesh(devices)
+    with pytest.raises(ValueError, match=message):
+        lavajax.train(lavajax.Anil(RELU), lavajax.Sine(), steps=1, devices=devices)

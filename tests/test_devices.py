@@ -27,13 +27,8 @@ def lava(**settings):
 
 full, context = lavajax.Full(), lavajax.Context(2)
 methods = [
-    lava(), lava(subspace=full), lava(subspace=full, inner_steps=2), lava(subspace=context),
-    lava(subspace=context, curvature="hessian"), lavajax.Maml(model=model),
-    lavajax.Anil(model=model), lavajax.Cavia(model=model), lavajax.Reptile(model=model),
-    lavajax.Vfml(model=model),
-    lavajax.Bmaml(model=model, particles=3),
-    lavajax.Tnp(width=8, embedding_layers=1, layers=2, heads=2, feedforward=8),
-    lavajax.Platipus(model=model),
+    lava(), lava(subspace=full, inner_steps=2), lava(subspace=context), lavajax.Anil(model=model),
+    lavajax.Vfml(model=model), lavajax.Platipus(model=model),
 ]
 
 def distance(a, b):
@@ -74,7 +69,8 @@ for method in methods:
 def test_adaptation_and_outer_step_agree_with_one_device():
     """Inside a user's ``shard_map`` an inner gradient must not be summed over the devices.
 
-    One step of SGD, in float64: Adam would hide a meta-gradient of the wrong scale.
+    One step of SGD, in float64: Adam would hide a meta-gradient of the wrong scale. All methods
+    are in ``slow/every_method_on_devices.py``.
     """
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     done = subprocess.run(
@@ -88,7 +84,7 @@ def test_adaptation_and_outer_step_agree_with_one_device():
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 13 * 4
+    assert len(lines) == 6 * 4
     for kind, value in lines:
         if kind == "moved":
             assert float(value) > 1e-3

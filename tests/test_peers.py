@@ -1,4 +1,4 @@
-"""Several processes: their options, what they share, and a run of two."""
+"""Several processes: their options, and what they share; ``slow/two_processes.py`` runs two."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import pytest
 
 from peers import Machines, Peers, split
-from slow import two_processes
 
 
 def test_options_of_processes_are_taken_from_the_command_line():
@@ -44,11 +43,6 @@ def test_a_process_alone_agrees_with_itself():
     assert alone.most(15) == 15
     assert alone.abandon(3) == 3
     alone.leave()
-
-
-@pytest.mark.timeout(280)
-def test_two_processes_train_what_one_does_and_one_of_them_writes(tmp_path):
-    two_processes.agree(tmp_path)
 
 
 def test_the_cache_of_compiled_programs_follows_the_users_variables(monkeypatch):

@@ -148,6 +148,7 @@ def prepare(command: Settings | Resume, peers: Peers, console: Console) -> Job:
     describe(source, console)
     check_model(settings, source)
     check_extras(settings)
+    optimizer = make_optimizer(settings.run)
     if peers.first:
         if folder is None:
             name = f"{settings.task_name}-{settings.method_name}"
@@ -156,7 +157,7 @@ def prepare(command: Settings | Resume, peers: Peers, console: Console) -> Job:
         path = folder.path
         peers.share({"settings": settings.to_json(), "path": str(path)})
     peers.on_loss(_how_to_go_on(path))
-    return Job(settings, source, make_optimizer(settings.run), folder, path, console, peers)
+    return Job(settings, source, optimizer, folder, path, console, peers)
 
 
 def load_source(task: Any, units: lavajax.Units | None = None) -> Any:

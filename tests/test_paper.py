@@ -85,10 +85,11 @@ def assert_every_item_is_there(folder):
         *("## Sine waves", "## Dynamical systems", "### Trajectories", "## Task overlap"),
         *("## The space of contexts", "## Variance of the estimate", "## Error against time"),
         *("## Label noise", "## Condition numbers", "## Curves"),
+        *("## Error bars", "## Points that arrive"),
     ):
         assert title in text
     figures = sorted((folder / "results").glob("*.png"))
-    assert [f"results/{file.name}" in text for file in figures] == [True] * 9
+    assert [f"results/{file.name}" in text for file in figures] == [True] * 12
     assert all(imread(file).std() > 0.02 for file in figures)
     for name, item in ITEMS.items():
         assert item.TITLE, name

@@ -206,8 +206,8 @@ def test_order_and_padding_of_the_support_change_nothing(name, x64):
 @pytest.mark.parametrize(
     "name",
     [
-        *("lava head", "lava head, converged", "lava head, naive", "anil", "vfml head", "llama"),
-        *("ridge", "ridge, towards zero", "imaml head"),
+        *("lava head", "lava head, converged", "anil", "vfml head", "llama"),
+        *("ridge", "imaml head"),
     ],
 )
 def test_outputs_of_a_head_may_be_permuted(name, x64):

@@ -88,12 +88,36 @@ def _vector_size(y_shape: tuple[int, ...], loss: str) -> int:
     return y_shape[0]
 
 
-def _real(y: Array, dtype: jnp.dtype) -> Array:
+def _cast_real(self: Loss, y: Array, dtype: jnp.dtype) -> Array:
+    """Targets in the outputs' dtype; integers and float64 are converted.
+
+    Raises:
+        ValueError: the targets are complex.
+    """
     if jnp.issubdtype(y.dtype, jnp.complexfloating):
         raise ValueError(
             f"y must be real, got dtype {y.dtype}; give real and imaginary parts as two outputs"
         )
     return y.astype(dtype)
+
+
+def _check_nothing(self: Loss, y: np.ndarray) -> None:
+    """Every finite real target is possible."""
+
+
+def _outputs_themselves(self: Loss, outputs: Array) -> Array:
+    """The outputs, ``[k]``."""
+    return outputs
+
+
+def _mse(self: Loss) -> str:
+    """``mse``, in squared units of the targets."""
+    return "mse"
+
+
+def _mean_square(self: Loss, mean: Array, y: Array) -> Array:
+    """The squared error, averaged over outputs."""
+    return jnp.mean((mean - y) ** 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,10 +136,7 @@ class SquaredError:
     def __post_init__(self) -> None:
         validate.choice(self, "reduction", ("mean", "sum"))
 
-    @property
-    def metric_name(self) -> str:
-        """``mse``, in squared units of the targets."""
-        return "mse"
+    metric_name = property(_mse)
 
     def out_dim(self, y_shape: tuple[int, ...]) -> int:
         """k for targets ``[k]``.
@@ -125,28 +146,17 @@ class SquaredError:
         """
         return _vector_size(y_shape, "squared error")
 
-    def cast(self, y: Array, dtype: jnp.dtype) -> Array:
-        """Targets in the outputs' dtype; integers and float64 are converted.
+    cast = _cast_real
 
-        Raises:
-            ValueError: the targets are complex.
-        """
-        return _real(y, dtype)
-
-    def check(self, y: np.ndarray) -> None:
-        """Every finite real target is possible."""
+    check = _check_nothing
 
     def value(self, outputs: Array, y: Array) -> Array:
         """(c/2) ||f - y||^2, a scalar, for ``[k]`` and ``[k]``."""
         return 0.5 * self.constant_curvature(outputs.shape[-1]) * jnp.sum((outputs - y) ** 2)
 
-    def mean(self, outputs: Array) -> Array:
-        """The outputs themselves, ``[k]``."""
-        return outputs
+    mean = _outputs_themselves
 
-    def metric(self, mean: Array, y: Array) -> Array:
-        """The squared error, averaged over outputs."""
-        return jnp.mean((mean - y) ** 2)
+    metric = _mean_square
 
     def factor(self, outputs: Array, y: Array) -> Array:
         """sqrt(c) I, ``[k, k]``."""
@@ -181,10 +191,7 @@ class Huber:
         validate.number(self, "delta", minimum=0.0, strict=True)
         validate.choice(self, "reduction", ("mean", "sum"))
 
-    @property
-    def metric_name(self) -> str:
-        """``mse``, in squared units of the targets."""
-        return "mse"
+    metric_name = property(_mse)
 
     def out_dim(self, y_shape: tuple[int, ...]) -> int:
         """k for targets ``[k]``.
@@ -194,16 +201,9 @@ class Huber:
         """
         return _vector_size(y_shape, "Huber's loss")
 
-    def cast(self, y: Array, dtype: jnp.dtype) -> Array:
-        """Targets in the outputs' dtype; integers and float64 are converted.
+    cast = _cast_real
 
-        Raises:
-            ValueError: the targets are complex.
-        """
-        return _real(y, dtype)
-
-    def check(self, y: np.ndarray) -> None:
-        """Every finite real target is possible."""
+    check = _check_nothing
 
     def value(self, outputs: Array, y: Array) -> Array:
         """The loss, a scalar, for ``[k]`` and ``[k]``."""
@@ -212,13 +212,9 @@ class Huber:
         losses = inside * (2 * size - inside)
         return jnp.mean(losses) if self.reduction == "mean" else jnp.sum(losses)
 
-    def mean(self, outputs: Array) -> Array:
-        """The outputs themselves, ``[k]``."""
-        return outputs
+    mean = _outputs_themselves
 
-    def metric(self, mean: Array, y: Array) -> Array:
-        """The squared error, averaged over outputs."""
-        return jnp.mean((mean - y) ** 2)
+    metric = _mean_square
 
     def factor(self, outputs: Array, y: Array) -> Array:
         """``[k, k]``: sqrt(c) for outputs within delta of their target, else 0; c as squared error.
@@ -256,10 +252,7 @@ class GaussianNll:
     def __post_init__(self) -> None:
         validate.number(self, "min_std", minimum=0.0, strict=True)
 
-    @property
-    def metric_name(self) -> str:
-        """``mse``, in squared units of the targets."""
-        return "mse"
+    metric_name = property(_mse)
 
     def out_dim(self, y_shape: tuple[int, ...]) -> int:
         """2 k for targets ``[k]``.
@@ -269,16 +262,9 @@ class GaussianNll:
         """
         return 2 * _vector_size(y_shape, "a Gaussian density")
 
-    def cast(self, y: Array, dtype: jnp.dtype) -> Array:
-        """Targets in the outputs' dtype; integers and float64 are converted.
+    cast = _cast_real
 
-        Raises:
-            ValueError: the targets are complex.
-        """
-        return _real(y, dtype)
-
-    def check(self, y: np.ndarray) -> None:
-        """Every finite real target is possible."""
+    check = _check_nothing
 
     def value(self, outputs: Array, y: Array) -> Array:
         """The loss, a scalar, for ``[2 k]`` and ``[k]``."""
@@ -294,9 +280,7 @@ class GaussianNll:
         """v, ``[k]``."""
         return jnp.exp(outputs[outputs.shape[0] // 2 :]) + self.min_std**2
 
-    def metric(self, mean: Array, y: Array) -> Array:
-        """The squared error, averaged over outputs."""
-        return jnp.mean((mean - y) ** 2)
+    metric = _mean_square
 
     def factor(self, outputs: Array, y: Array) -> Array:
         """``[2 k, 2 k]``, diagonal: of the means 1/sqrt(k v), of s (exp(s)/v)/sqrt(2 k)."""

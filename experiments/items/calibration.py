@@ -213,4 +213,6 @@ def draw_bands(found: dict[str, Any], path: Path) -> None:
         axis.plot(_GRID, mean, color=figures.VERMILION)
         axis.plot(found["x"][:n], found["y"][:n], "o", color=figures.BLACK, ms=4)
         axis.set_title(f"{n} point{'' if n == 1 else 's'}", fontsize=9)
+    figure.supxlabel("x", fontsize=9)
+    figure.supylabel("y", fontsize=9)
     figures.save(figure, path)

@@ -1,0 +1,72 @@
+"""What the benchmarks share: times taken in turns, and results written whole.
+
+Every speed is a ratio within one run. The things compared take turns, so that what else the
+machine does disturbs all of them alike, and the median over turns is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+# Figures and files are written as the experiments write them.
+sys.path.insert(0, str(HERE.parent / "experiments"))
+import threads  # noqa: E402, F401
+
+# isort: split
+import jax  # noqa: E402
+
+from files import write_whole  # noqa: E402
+
+RESULTS = HERE / "results"
+
+
+def interleaved(
+    runs: Mapping[str, Callable[[], Any]], *, repeats: int, calls: int = 1
+) -> dict[str, float]:
+    """Median seconds of one call of each, all warmed up, taking turns.
+
+    Args:
+        runs: what to time, by name; a JAX result is waited for.
+        repeats: turns.
+        calls: calls in a turn; as many as make a turn much longer than the clock's resolution.
+    """
+    for run in runs.values():
+        jax.block_until_ready(run())
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            begun = time.perf_counter()
+            for _ in range(calls):
+                result = run()
+            jax.block_until_ready(result)
+            times[name].append((time.perf_counter() - begun) / calls)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on, for a reader to judge them by."""
+    return {
+        "cores": os.cpu_count(),
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "processor": platform.machine(),
+        "python": platform.python_version(),
+    }
+
+
+def write_results(name: str, data: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Writes ``NAME.json`` with the data and the machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    text = json.dumps({"machine": machine(), **data}, indent=1, allow_nan=False)
+    write_whole(path, text + "\n")
+    return path

@@ -33,7 +33,7 @@ def paper(monkeypatch, tmp_path):
 def test_quick_run_of_everything_is_computed_once_and_rendered(
     paper, tmp_path, monkeypatch, capsys
 ):
-    assert paper("--all", "--quick", "--workers", "2") == 0
+    assert paper("--all", "--quick") == 0
     assert_every_item_is_there(tmp_path)
     text = (tmp_path / "RESULTS.md").read_text()
     beside = {"ANIL": "(0.4605)", "LAVA, the paper's setting": "(0.0701)", "ridge head": "± |"}

@@ -62,7 +62,7 @@ class Job:
 
     @property
     def work(self) -> Work:
-        """``chosen``, ``validation``; by seed the metric, ``median``, ``curve``, ``DENSITIES``."""
+        """``chosen``, ``validation``, and by seed what ``_run`` finds."""
         full = isinstance(getattr(self.row.method, "subspace", None), lavajax.Full)
         per_step, compiling = 3e-3 if full else 1.2e-3, 8.0
         protocol, candidates = self.protocol, len(self.row.candidates(self.protocol))
@@ -228,7 +228,12 @@ def _model(job: Job, folders: Folders, key: dict[str, Any]) -> Path:
 def _run(
     job: Job, source: Any, method: Any, rate: float, *, seed: int, model: Path
 ) -> dict[str, Any]:
-    """One seed: trained to the end, saved and scored."""
+    """One seed: trained to the end, saved and scored.
+
+    Returns:
+        The metric, its ``median`` and ``standard_error`` over test tasks (cells of an earlier
+        version have no such error), means of ``DENSITIES``, and ``curve``.
+    """
     curve: list[list[float]] = []  # outer steps so far, error on a few unseen tasks
 
     def record(progress: lavajax.Progress) -> None:
@@ -251,6 +256,7 @@ def _run(
     return {
         job.metric: found.mean,
         "median": found.median,
+        "standard_error": found.standard_error,
         **{name: _mean(getattr(found, name)) for name in DENSITIES},
         "curve": curve,
     }

@@ -209,6 +209,29 @@ class Table:
                 lines.append(f"- {column}: {'; '.join(parts)}.")
         return "\n".join(lines)
 
+    def sampling(self) -> str:
+        """The standard error over test tasks of each column's best row, where its cells have it.
+
+        The spread over seeds does not show it: all seeds are scored on the same tasks.
+        """
+        parts = []
+        for column in self.columns:
+            errors = {name: self.errors(name, at) for name, at in self.found if at == column}
+            means = {n: float(each.mean()) for n, each in errors.items() if np.isfinite(each).all()}
+            if not means:
+                continue
+            best = self._best(means)
+            seeds = self.found[best, column]["seeds"]
+            if known := [s["standard_error"] for s in seeds if "standard_error" in s]:
+                parts.append(f"{np.median(known):.1g} at {column} ({best})")
+        if not parts:
+            return ""
+        return (
+            "All rows and seeds are scored on the same test tasks, so ± does not tell how far "
+            "tasks drawn anew would move a mean. That standard error, of each column's best row: "
+            f"{'; '.join(parts)}."
+        )
+
     def _best(self, means: dict[str, float]) -> str:
         pick = max if self.metric == "accuracy" else min
         return pick(means, key=lambda name: means[name])

@@ -73,6 +73,7 @@ def render(scale: Scale, folders: Folders) -> str:
         f"steps cost more, have {NARROW}, and are no measure for the others. The paper has no such "
         "table. " + describe(cells.protocol, "100 numbers and start at 0"),
         cells.show_errors(),
+        cells.sampling(),
         cells.exceptions(),
         cells.show_settings(),
         cells.at_the_edge(),

@@ -43,6 +43,7 @@ def render(scale: Scale, folders: Folders) -> str:
         "kernel, whose parameters are fitted to training signals, and is scored on 2,000, "
         "relative to linear interpolation. " + describe(scale.protocol),
         f"{cells.show_errors()}\n{cells.show_references(scale.protocol.test_tasks)}".strip(),
+        cells.sampling(),
         cells.exceptions(),
         cells.compare(),
         cells.show_settings(),

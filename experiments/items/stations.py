@@ -190,14 +190,20 @@ def _score_support_alone(folders: Folders) -> dict[str, dict[str, float]]:
 def _scores(
     new: DataFrame, predict: Callable[[DataFrame, DataFrame], np.ndarray]
 ) -> dict[str, float]:
-    """RMSE over all months of the new stations, each counting alike, by number of labels."""
+    """RMSE over all months of the new stations, each counting alike, by number of labels.
+
+    Beside it its standard error over months: that of the mean square, by the derivative of a root.
+    """
     scores = {}
     for shots in SHOTS:
         errors = [
             np.mean((predict(support, query) - query[TARGET].to_numpy()) ** 2)
             for support, query in _splits(new, shots)
         ]
-        scores[str(shots)] = float(np.sqrt(np.mean(errors)))
+        rmse = float(np.sqrt(np.mean(errors)))
+        months = np.reshape(errors, (-1, DRAWS)).mean(axis=1)
+        scores[str(shots)] = rmse
+        scores[f"{shots} error"] = float(months.std(ddof=1) / np.sqrt(len(months)) / (2 * rmse))
     return scores
 
 
@@ -224,14 +230,12 @@ def render(scale: Scale, folders: Folders) -> str:
                     found.setdefault(moved, []).append(result["moved"])
     if alone is None or len(found) <= len(METHODS):
         return ""
+    found |= {f"{name} of the support alone": [scores] for name, scores in alone.items()}
     lines = [
         f"| {name} | "
         + " | ".join(_spread([each[str(shots)] for each in results]) for shots in SHOTS)
         + " |"
-        for name, results in [
-            *found.items(),
-            *((f"{name} of the support alone", [scores]) for name, scores in alone.items()),
-        ]
+        for name, results in found.items()
     ]
     head = ["RMSE of PM2.5, ug/m3", *(f"{shots} labels" for shots in SHOTS)]
     return section(
@@ -246,6 +250,23 @@ def render(scale: Scale, folders: Folders) -> str:
         "outer rates on groups held out for validation. Mean and standard deviation over "
         f"{setting(scale).seeds} seeds.",
         "\n".join([f"| {' | '.join(head)} |", "| --- " * len(head) + "|", *lines]),
+        _sampling(found),
+    )
+
+
+def _sampling(found: dict[str, list[dict[str, float]]]) -> str:
+    """The standard error over months of each column's best row, where its cells have it."""
+    parts = []
+    for shots in map(str, SHOTS):
+        best = min(found, key=lambda name: np.mean([each[shots] for each in found[name]]))
+        known = [each[f"{shots} error"] for each in found[best] if f"{shots} error" in each]
+        if known:
+            parts.append(f"{np.median(known):.2g} at {shots} labels ({best})")
+    if not parts:
+        return ""
+    return (
+        "All rows and seeds are scored on the same months, so ± does not tell how far other months "
+        f"would move an error. That standard error, of each column's best row: {'; '.join(parts)}."
     )
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 import lavajax
 from lavajax import Conv4, CrossEntropy
+from lavajax.tasks.base import SPLITS
 from protocols import Protocol, Row, Scale
 from tables import Table, describe, section
 from works import Folders, Work
@@ -56,8 +60,20 @@ def table(scale: Scale, folders: Folders | None = None) -> Table:
 
 
 def works(scale: Scale) -> list[Work]:
-    """All cells."""
-    return table(scale).works()
+    """All cells, and what is in the data."""
+    return [*table(scale).works(), _characters()]
+
+
+def _characters() -> Work:
+    """The number of characters for each split, turned ones not counted."""
+    task = next(iter(COLUMNS.values()))
+    key = {"split": task.split}
+    return Work(NAME, "characters", key, partial(_count, task), seconds=5.0, data=task.data)
+
+
+def _count(task: lavajax.Omniglot, folders: Folders) -> dict[str, int]:
+    classes = folders.source(task).classes
+    return {split: len(np.unique(np.asarray(classes[split]) // 4)) for split in SPLITS}
 
 
 def render(scale: Scale, folders: Folders) -> str:
@@ -65,13 +81,16 @@ def render(scale: Scale, folders: Folders) -> str:
     cells = table(scale, folders)
     if not cells.found:
         return ""
+    counts = _characters().result(folders) or {}
+    listed = ", ".join(f"{number:,} for {split}" for split, number in counts.items())
+    queries = next(iter(COLUMNS.values())).queries
     return section(
         "## Omniglot",
-        "Accuracy on characters of alphabets that were not seen in training, of the 242 characters "
-        f"of the two small background sets, {WAYS} queries for each class. The network is Conv4 "
-        f"with batch normalisation, of {WIDE} channels where a head adapts; MAML and CAVIA, whose "
-        f"steps cost more, have {NARROW}, and are no measure for the others. The paper has no such "
-        "table. " + describe(cells.protocol, "100 numbers and start at 0"),
+        "Accuracy on characters of alphabets that were not seen in training, "
+        f"{queries} queries for each class. "
+        + (f"The data has {sum(counts.values()):,} characters: {listed}. " if counts else "")
+        + f"The network is Conv4 with batch normalisation, of {_widths(cells)}. The paper has no "
+        "such table. " + describe(cells.protocol, "100 numbers and start at 0"),
         cells.show_errors(),
         cells.sampling(),
         cells.exceptions(),
@@ -79,3 +98,13 @@ def render(scale: Scale, folders: Folders) -> str:
         cells.at_the_edge(),
         cells.given_up(),
     )
+
+
+def _widths(cells: Table) -> str:
+    """The channels of each row."""
+    by_width: dict[int, list[str]] = {}
+    for row in cells.rows:
+        by_width.setdefault(row.method.model.width, []).append(row.name)
+    parts = [f"{width} channels ({'; '.join(names)})" for width, names in by_width.items()]
+    small = ", whose steps cost more, and which are no measure for the others"
+    return " and of ".join(parts) + (small if len(parts) > 1 else "")

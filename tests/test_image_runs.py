@@ -97,7 +97,7 @@ def test_the_table_of_omniglot_is_computed_where_the_data_is_and_left_out_else(
     assert code == 0, text
     text = (tmp_path / "RESULTS.md").read_text()
     assert "## Omniglot" in text
-    assert "The data has 20 characters: 10 for train, 5 for validation, 5 for test." in text
+    assert "The data has 20 characters: 10 for training, 5 for validation, 5 for test." in text
     (cell,) = (tmp_path / "results" / "omniglot").glob("*-way-*")
     record = json.loads(cell.read_text())
     assert 0 <= record["result"]["seeds"][0]["accuracy"] <= 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import lavajax
 from protocols import COMPARED_ROWS, Protocol, Row, Scale
-from tables import Table, describe, section
+from tables import Table, describe, process_note, section
 from works import Folders, Work
 
 TITLE = "air quality: test error by method and window"
@@ -84,8 +84,8 @@ def render(scale: Scale, folders: Folders) -> str:
         "Mean squared error of PM2.5 in units of its variance, on windows of N + M hours of a year "
         "that nothing was trained on; in brackets the LAVA paper's value, whose window is not "
         "stated. The last rows learn nothing: linear interpolation, and a Gaussian process with a "
-        "Matérn-3/2 kernel, whose parameters are fitted to windows of the training years; it is "
-        "scored on 2,000 windows, and its error relative to interpolation there stands for all. "
+        "Matérn-3/2 kernel, whose parameters are fitted to windows of the training years"
+        f"{process_note(windows.protocol.test_tasks)}. "
         "Test windows are drawn from all of that year, and overlap. " + describe(windows.protocol),
         show("windows"),
         windows.sampling(),

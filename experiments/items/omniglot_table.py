@@ -23,6 +23,7 @@ COLUMNS = {
     for shots in (1, 5)
 }
 WIDE, NARROW = 64, 16
+_FOR = {"train": "for training", "validation": "for validation", "test": "for test"}
 PROTOCOL = Protocol(
     name="omniglot",
     steps=1_200,
@@ -82,12 +83,12 @@ def render(scale: Scale, folders: Folders) -> str:
     if not cells.found:
         return ""
     counts = _characters().result(folders) or {}
-    listed = ", ".join(f"{number:,} for {split}" for split, number in counts.items())
+    listed = ", ".join(f"{number:,} {_FOR[split]}" for split, number in counts.items())
     queries = next(iter(COLUMNS.values())).queries
     return section(
         "## Omniglot",
         "Accuracy on characters of alphabets that were not seen in training, "
-        f"{queries} queries for each class. "
+        f"{queries} queries for each class; chance is {1 / WAYS:g}. "
         + (f"The data has {sum(counts.values()):,} characters: {listed}. " if counts else "")
         + f"The network is Conv4 with batch normalisation, of {_widths(cells)}. The paper has no "
         "such table. " + describe(cells.protocol, "100 numbers and start at 0"),

@@ -15,7 +15,7 @@ from items.air_table import WINDOW
 from lavajax.config import to_json
 from lavajax.extras import require
 from protocols import Scale
-from tables import section
+from tables import listed, over_seeds, section
 from works import Folders, Work
 
 if TYPE_CHECKING:
@@ -242,13 +242,14 @@ def render(scale: Scale, folders: Folders) -> str:
         "## A user's table",
         "One table of all stations, a row for each hour, as in "
         f"`run.py --task=table --group={','.join(GROUP)} --y={TARGET} --x=...`: PM2.5 from the "
-        "other pollutants, the weather and the hour of the day. Models are trained on ten stations "
-        f"before March 2016; months from then on at {' and '.join(NEW_STATIONS)} are new to them, "
-        "in place and in time. A few rows of a month are labelled, all others are scored, three "
-        "draws for each month. The pooled network is the same one, trained on the same rows by the "
-        "same protocol, without adaptation: 40 rows of each of 10 groups a step, the better of two "
-        "outer rates on groups held out for validation. Mean and standard deviation over "
-        f"{setting(scale).seeds} seeds.",
+        "other pollutants, the weather and the hour of the day. Models are trained on all other "
+        f"stations before March 2016; months from then on at {' and '.join(NEW_STATIONS)} are new "
+        "to them, in place and in time. A few rows of a month are labelled, all others are scored, "
+        f"{DRAWS} draws for each month. The pooled network is the same one, trained on the same "
+        f"rows by the same protocol, without adaptation: {sum(ROWS[POOLED])} rows of each of 10 "
+        "groups a step, the best of the outer rates "
+        f"{listed(setting(scale).outer_rates)} on groups held out for validation. The root of the "
+        f"mean over months, {over_seeds(setting(scale).seeds)}.",
         "\n".join([f"| {' | '.join(head)} |", "| --- " * len(head) + "|", *lines]),
         _sampling(found),
     )
@@ -265,8 +266,8 @@ def _sampling(found: dict[str, list[dict[str, float]]]) -> str:
     if not parts:
         return ""
     return (
-        "All rows and seeds are scored on the same months, so ± does not tell how far other months "
-        f"would move an error. That standard error, of each column's best row: {'; '.join(parts)}."
+        "± is the spread over seeds alone: all rows and seeds are scored on the same months. The "
+        f"standard error over these months, for each column's best row: {'; '.join(parts)}."
     )
 
 

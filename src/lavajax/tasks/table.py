@@ -332,7 +332,8 @@ def _settled(
 
 def shorten(names: Sequence[str]) -> str:
     """The first five of some names."""
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+    apart = "; " if any("," in name for name in names) else ", "
+    return apart.join([*names[:5], *(["..."] if len(names) > 5 else [])])
 
 
 def _label(key: np.ndarray) -> str:

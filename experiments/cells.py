@@ -22,13 +22,23 @@ class Cells:
         """The results in a folder, which is made with the first of them."""
         self.folder = folder
 
-    def get(self, name: str, key: Any) -> Any:
-        """The result called ``name``, or None where there is none of that key."""
+    def get(self, name: str, key: Any, *, whatever: str | None = None) -> Any:
+        """The result called ``name``, or None where there is none of that key.
+
+        Args:
+            name: of the result.
+            key: all that it depends on.
+            whatever: an entry of the key that may be anything.
+        """
         file = self._file(name)
         if not file.exists():
             return None
-        found = json.loads(file.read_text())
-        return found["result"] if found["key"] == json.loads(json.dumps(key)) else None
+        record = json.loads(file.read_text())
+        found, wanted = record["key"], json.loads(json.dumps(key))
+        if whatever is not None:
+            for each in (found, wanted):
+                each.pop(whatever, None)
+        return record["result"] if found == wanted else None
 
     def put(self, name: str, key: Any, result: Any) -> None:
         """Keeps a result, whole or not at all.

@@ -18,7 +18,6 @@ import numpy as np
 import optax
 
 import lavajax
-from cells import Cells
 from lavajax.config import to_json
 from protocols import Protocol, Row
 from works import Folders, Work
@@ -63,7 +62,7 @@ class Job:
 
     @property
     def work(self) -> Work:
-        """``chosen``, ``validation``; by seed the metric, ``median``, ``curve``, ``DENSITIES``."""
+        """``chosen``, ``validation``, and by seed what ``_run`` finds."""
         full = isinstance(getattr(self.row.method, "subspace", None), lavajax.Full)
         per_step, compiling = 3e-3 if full else 1.2e-3, 8.0
         protocol, candidates = self.protocol, len(self.row.candidates(self.protocol))
@@ -71,7 +70,7 @@ class Job:
         if candidates > 1:
             seconds += candidates * (compiling + protocol.search_steps * per_step)
         compute = partial(_compute, self)
-        return Work(self.item, self.name, self.key, compute, seconds=seconds, data=self._data)
+        return Work(self.item, self.name, self.key, compute, seconds=seconds, data=self.data)
 
     @property
     def time_work(self) -> Work:
@@ -82,7 +81,7 @@ class Job:
             after=(self.work,),
             alone=True,
             seconds=20.0,
-            data=self._data,
+            data=self.data,
         )
 
     @property
@@ -91,7 +90,8 @@ class Job:
         return self.row.method.point_loss.metric_name
 
     @property
-    def _data(self) -> str | None:
+    def data(self) -> str | None:
+        """The file or folder of the data folder that the tasks are read from."""
         return getattr(self.task, "data", None)
 
     def result(self, folders: Folders) -> Any:
@@ -108,7 +108,7 @@ class Job:
         method, rate = self.chosen(folders)
         if self.work.result(folders)["seeds"][seed][self.metric] is None:
             raise FloatingPointError(f"seed {seed} of {self.name} has diverged")
-        path = _model(self, folders, _seed_key(self, method, rate, seed))
+        path = _model(self, folders, _seed_key(self, folders, method, rate, seed))
         if path.exists():
             return lavajax.load(path)
         source = folders.source(self.task)
@@ -132,12 +132,12 @@ class Job:
 def _compute(job: Job, folders: Folders) -> dict[str, Any]:
     """The best candidate that trains: where a seed diverges, the next best takes its place."""
     pieces, source = folders.pieces(job.item), folders.source(job.task)
-    candidates, validation = _ranked(job, source, pieces)
+    candidates, validation = _ranked(job, folders, source)
     given_up: list[str] = []
     for method, rate in candidates:
         seeds, again = list[dict[str, Any]](), f" {_label(method, rate)}" if given_up else ""
         for seed in range(job.protocol.seeds):
-            key = _seed_key(job, method, rate, seed)
+            key = _seed_key(job, folders, method, rate, seed)
             model = _model(job, folders, key)
             run = partial(_run, job, source, method, rate, seed=seed, model=model)
             seeds.append(pieces.compute(f"{job.name} seed {seed}{again}", key, run))
@@ -156,13 +156,14 @@ def _compute(job: Job, folders: Folders) -> dict[str, Any]:
 
 
 def _ranked(
-    job: Job, source: Any, pieces: Cells
+    job: Job, folders: Folders, source: Any
 ) -> tuple[list[tuple[Any, float]], dict[str, float | None]]:
     """The candidates by their error on validation tasks; with a single one, no search."""
     candidates = job.row.candidates(job.protocol)
     if len(candidates) == 1:
         return candidates, {}
     errors: dict[str, float | None] = {}
+    pieces = folders.pieces(job.item)
     for method, rate in candidates:
 
         def search(method: Any = method, rate: float = rate) -> dict[str, float | None]:
@@ -174,7 +175,7 @@ def _ranked(
             return {job.metric: error if np.isfinite(error) else None}
 
         label, protocol = _label(method, rate), job.protocol
-        key = _key(job, method, rate) | {
+        key = _key(job, folders, method, rate) | {
             "steps": protocol.search_steps,
             "validation_tasks": protocol.validation_tasks,
         }
@@ -200,7 +201,7 @@ def _order(value: float | None, metric: str) -> float:
     return -value if metric == "accuracy" else value
 
 
-def _key(job: Job, method: Any, rate: float) -> dict[str, Any]:
+def _key(job: Job, folders: Folders, method: Any, rate: float) -> dict[str, Any]:
     """What a training depends on, but for its length and seed."""
     return {
         "method": to_json(method),
@@ -208,13 +209,14 @@ def _key(job: Job, method: Any, rate: float) -> dict[str, Any]:
         "outer_rate": rate,
         "task": to_json(job.task),
         "meta_batch": job.protocol.meta_batch,
+        **folders.content(job.data),
     }
 
 
-def _seed_key(job: Job, method: Any, rate: float, seed: int) -> dict[str, Any]:
+def _seed_key(job: Job, folders: Folders, method: Any, rate: float, seed: int) -> dict[str, Any]:
     protocol = job.protocol
     length = {"steps": protocol.steps, "test_tasks": protocol.test_tasks, "seed": seed}
-    return _key(job, method, rate) | length
+    return _key(job, folders, method, rate) | length
 
 
 def _model(job: Job, folders: Folders, key: dict[str, Any]) -> Path:
@@ -226,7 +228,12 @@ def _model(job: Job, folders: Folders, key: dict[str, Any]) -> Path:
 def _run(
     job: Job, source: Any, method: Any, rate: float, *, seed: int, model: Path
 ) -> dict[str, Any]:
-    """One seed: trained to the end, saved and scored."""
+    """One seed: trained to the end, saved and scored.
+
+    Returns:
+        The metric, its ``median`` and ``standard_error`` over test tasks (cells of an earlier
+        version have no such error), means of ``DENSITIES``, and ``curve``.
+    """
     curve: list[list[float]] = []  # outer steps so far, error on a few unseen tasks
 
     def record(progress: lavajax.Progress) -> None:
@@ -249,6 +256,7 @@ def _run(
     return {
         job.metric: found.mean,
         "median": found.median,
+        "standard_error": found.standard_error,
         **{name: _mean(getattr(found, name)) for name in DENSITIES},
         "curve": curve,
     }

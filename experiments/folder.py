@@ -1,6 +1,7 @@
 """The folder of a run: who may write to it, and the files in it.
 
 config.json     what was asked for
+groups.json     the groups of a user's table, by split
 metrics.jsonl   one line for every report
 checkpoints/    the newest states, each whole
 results.json    scores of the final parameters
@@ -26,6 +27,7 @@ except ModuleNotFoundError:  # Windows: two runs on one folder are not told apar
     fcntl = None  # type: ignore[assignment]
 
 CONFIG, METRICS, RESULTS, LOCK = "config.json", "metrics.jsonl", "results.json", ".lock"
+GROUPS = "groups.json"
 TENSORBOARD = "tensorboard"
 TASKS_FIGURE, LEARNING_FIGURE = "tasks.png", "learning.png"
 
@@ -110,7 +112,7 @@ class RunFolder:
         for name in (CHECKPOINTS, TENSORBOARD):
             if (self.path / name).exists():
                 shutil.rmtree(self.path / name)
-        for name in (METRICS, RESULTS, TASKS_FIGURE, LEARNING_FIGURE, CONFIG):
+        for name in (METRICS, RESULTS, GROUPS, TASKS_FIGURE, LEARNING_FIGURE, CONFIG):
             (self.path / name).unlink(missing_ok=True)
 
     def write(self, name: str, value: Any) -> None:

@@ -5,8 +5,8 @@
 
 Results go cell by cell into small files under ``results/``, from which ``RESULTS.md`` and the
 figures are made anew each time; trained parameters stay outside the repository, under
-``runs/paper``. What is there, with the same settings, is not computed again: stop it anywhere, and
-start it again. ``--render`` only draws.
+``runs/paper``. What is there, with the same settings and of files of the same content, is not
+computed again: stop it anywhere, and start it again. ``--render`` only draws.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ from rich.console import Console
 import figures
 from folder import (
     CONFIG,
+    GROUPS,
     LEARNING_FIGURE,
     RESULTS,
     TASKS_FIGURE,
@@ -61,6 +62,7 @@ from peers import Peers, split
 from reference import has_gaussian_process, paper_value, reference_errors
 from report import Reporter, TensorBoard, table, target_table
 from targets import mean_squared, table_of, target_errors
+from unseen import groups_of, known_groups, left_out
 
 
 class Stopped(KeyboardInterrupt):
@@ -154,19 +156,23 @@ def prepare(command: Settings | Resume, peers: Peers, console: Console) -> Job:
             name = f"{settings.task_name}-{settings.method_name}"
             folder = RunFolder.new(settings.run.out, name, overwrite=settings.run.overwrite)
             folder.write(CONFIG, settings.to_json())
+        if (groups := groups_of(source)) is not None and not (folder.path / GROUPS).is_file():
+            folder.write(GROUPS, groups)
         path = folder.path
         peers.share({"settings": settings.to_json(), "path": str(path)})
     peers.on_loss(_how_to_go_on(path))
     return Job(settings, source, optimizer, folder, path, console, peers)
 
 
-def load_source(task: Any, units: lavajax.Units | None = None) -> Any:
+def load_source(task: Any, units: lavajax.Units | None = None, known: Any = None) -> Any:
     """The source of tasks of a setting: its data read, where it has any.
 
-    A user's table is standardised as the training data of a model was, by its ``units``.
+    A user's table is standardised as the training data of a model was, by its ``units``, and groups
+    that are ``known`` keep their splits.
     """
-    if isinstance(task, lavajax.Table):
-        return task.load(units=units)
+    base, variant = Variant.split(task)
+    if isinstance(base, lavajax.Table):
+        return variant.of(base.load(units=units, known=known))
     return task.load() if hasattr(task, "load") else task
 
 
@@ -454,8 +460,12 @@ def score_saved(command: Evaluate, console: Console) -> None:
     """Scores a saved model, and prints the table."""
     params = lavajax.load(command.path)
     every = split_seeds(params, checkpoint.seeds_of(params))
-    source = load_source(command.task, params.units)
+    known = known_groups(command.path, command.task)
+    source = load_source(command.task, params.units, known)
     describe(source, console)
+    if table_of(source) is not None:
+        told = left_out(source, known=known is not None)
+        _say(console, told, "" if known is not None else "yellow")
     options = command.options
     results = score(every, command.task, source, options.test_tasks, test_seed=options.test_seed)
     method = type(params.method).__name__

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from comparison import Job
+from gaussian_process import TEST_TASKS
 from lavajax.config import to_json
 from protocols import EXTENDED_ROWS, PAPER_ROWS, Protocol, Row
 from reference import paper_value, reference_errors
@@ -209,6 +210,29 @@ class Table:
                 lines.append(f"- {column}: {'; '.join(parts)}.")
         return "\n".join(lines)
 
+    def sampling(self) -> str:
+        """The standard error over test tasks of each column's best row, where its cells have it.
+
+        The spread over seeds does not show it: all seeds are scored on the same tasks.
+        """
+        parts = []
+        for column in self.columns:
+            errors = {name: self.errors(name, at) for name, at in self.found if at == column}
+            means = {n: float(each.mean()) for n, each in errors.items() if np.isfinite(each).all()}
+            if not means:
+                continue
+            best = self._best(means)
+            seeds = self.found[best, column]["seeds"]
+            if known := [s["standard_error"] for s in seeds if "standard_error" in s]:
+                parts.append(f"{np.median(known):.1g} at {column} ({best})")
+        if not parts:
+            return ""
+        return (
+            "± is the spread over seeds alone: all rows and seeds are scored on the same test "
+            "tasks. The standard error of a mean over these tasks, for each column's best row: "
+            f"{'; '.join(parts)}."
+        )
+
     def _best(self, means: dict[str, float]) -> str:
         pick = max if self.metric == "accuracy" else min
         return pick(means, key=lambda name: means[name])
@@ -309,8 +333,23 @@ def describe(protocol: Protocol, contexts: str = "4 numbers and a learned start"
         f"the inner steps are chosen on {protocol.validation_tasks:,} validation tasks after "
         f"{protocol.search_steps:,} steps of one seed, from rates {listed(protocol.rates)} and S "
         f"of {listed(protocol.inner_steps)}, or {listed(protocol.inner_steps_full)} where all "
-        f"weights adapt. Errors are means over {protocol.test_tasks:,} unseen tasks, then mean and "
-        f"standard deviation over {protocol.seeds} seeds. Contexts have {contexts}."
+        f"weights adapt. Entries are means over {protocol.test_tasks:,} unseen tasks, "
+        f"{over_seeds(protocol.seeds)}. Contexts have {contexts}."
+    )
+
+
+def over_seeds(number: int) -> str:
+    """What stands in a cell of so many seeds, in words."""
+    return f"then mean ± standard deviation over {number} seeds" if number > 1 else "of one seed"
+
+
+def process_note(test_tasks: int) -> str:
+    """On how many tasks the Gaussian process among the references is scored, in words."""
+    if test_tasks <= TEST_TASKS:
+        return ""
+    return (
+        f", and which is scored on {TEST_TASKS:,} of the test tasks: its error there, relative to "
+        "that of linear interpolation, stands for all"
     )
 
 

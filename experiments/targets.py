@@ -14,7 +14,8 @@ from lavajax import points
 from lavajax.tasks.base import Split
 
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
-"""Strengths of ridge regression on a support; the best on validation tasks is reported."""
+"""Strengths of ridge regression on a support; the best on validation groups is reported, on groups
+for training where there are none."""
 
 
 def target_errors(
@@ -41,18 +42,25 @@ def target_errors(
         fn = jax.tree_util.Partial(fn, *arrays)
         return lavajax.score(fn, source, num_tasks=test_tasks, seed=seed, split=split)
 
-    weights = jnp.asarray(pooled_regression(table_of(source)), jnp.result_type(float))
+    table = table_of(source)
+    weights = jnp.asarray(pooled_regression(table), jnp.result_type(float))
     found = score(reference_errors, weights)
-    tried = score(reference_errors, weights, split="validation")["ridge"]
+    # A table of new groups alone has none to choose on but those that are scored.
+    splits: tuple[Split, ...] = ("validation", "train", "test")
+    chosen_on = next(split for split in splits if table.groups(split))
+    tried = score(reference_errors, weights, split=chosen_on)["ridge"]
     best = int(np.argmin(tried.mean(axis=(0, 2))))
+    how = f"{RIDGES[best]:g}" + (", the best here" if chosen_on == "test" else "")
+    references = {
+        "support mean": rmse(found["mean"]),
+        f"ridge on the support ({how})": rmse(found["ridge"][:, best]),
+    }
+    if table.groups("train"):
+        references["pooled linear regression"] = rmse(found["linear"])
     return {
         "names": list(source.units.y.names),
         "seeds": [rmse(score(model_error, each)) for each in params],
-        "references": {
-            "support mean": rmse(found["mean"]),
-            f"ridge on the support ({RIDGES[best]:g})": rmse(found["ridge"][:, best]),
-            "pooled linear regression": rmse(found["linear"]),
-        },
+        "references": references,
     }
 
 

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cells import Cells
+from lavajax.datasets.base import fingerprint
 from protocols import Scale
+
+CONTENT = "content"
+"""The entry of a key that says which content of its files a result is of."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +51,23 @@ class Folders:
         """Whether the data folder has a file or folder, where one is needed."""
         return data is None or (self.data is not None and (self.data / data).exists())
 
+    def content(self, data: str | None) -> dict[str, str]:
+        """What a result that is computed from a file or folder depends on beside its settings.
+
+        Empty where none is read, whose keys are the settings alone, and where it is not there.
+        """
+        if self.data is None or data is None or not self.has(data):
+            return {}
+        return {CONTENT: _content(self.data / data)}
+
+
+@functools.cache
+def _content(path: Path) -> str:
+    """A name for what is in a file, or in all files of a folder; hidden ones do not count."""
+    inside = [path] if path.is_file() else [f for f in sorted(path.rglob("*")) if f.is_file()]
+    files = [f for f in inside if f.name[0] != "."]
+    return fingerprint(files) if files else ""
+
 
 @functools.lru_cache(maxsize=2)  # a cell asks for its tasks many times
 def _load(task: Any, data: Path | None) -> Any:
@@ -63,7 +84,7 @@ class Work:
     Attributes:
         item: the table or figure.
         name: of the cell.
-        key: all that its result depends on, ready for JSON.
+        key: all that its result depends on, ready for JSON; beside the content of ``data``.
         compute: makes the result, ready for JSON.
         after: the cells that this one reads.
         alone: whether it measures times, and wants an idle machine.
@@ -86,15 +107,19 @@ class Work:
         return f"{self.item}: {self.name}"
 
     def result(self, folders: Folders) -> Any:
-        """What is there, or None."""
-        return folders.cells(self.item).get(self.name, self.key)
+        """What is there, or None; without the data folder, of whatever content of the files."""
+        whatever = None if folders.has(self.data) else CONTENT
+        return folders.cells(self.item).get(self.name, self._whole_key(folders), whatever=whatever)
 
     def do(self, folders: Folders) -> Any:
         """Computes what is missing, and keeps it."""
         for each in self.after:
             each.do(folders)
-        cells = folders.cells(self.item)
-        return cells.compute(self.name, self.key, lambda: self.compute(folders))
+        cells, key = folders.cells(self.item), self._whole_key(folders)
+        return cells.compute(self.name, key, lambda: self.compute(folders))
+
+    def _whole_key(self, folders: Folders) -> dict[str, Any]:
+        return self.key | folders.content(self.data)
 
 
 class Item(Protocol):

@@ -18,7 +18,7 @@ TINY = ("--task=omniglot", "--ways=2", "--queries=2", "--width=2", "--meta-batch
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Four alphabets of two characters each: one for validation, and one for test."""
+    """Four alphabets of five characters each: one for validation, and one for test."""
     folder = tmp_path_factory.mktemp("data") / "omniglot"
     folder.mkdir()
     made = {}
@@ -97,7 +97,8 @@ def test_the_table_of_omniglot_is_computed_where_the_data_is_and_left_out_else(
     assert code == 0, text
     text = (tmp_path / "RESULTS.md").read_text()
     assert "## Omniglot" in text
-    (cell,) = (tmp_path / "results" / "omniglot").iterdir()
+    assert "The data has 20 characters: 10 for training, 5 for validation, 5 for test." in text
+    (cell,) = (tmp_path / "results" / "omniglot").glob("*-way-*")
     record = json.loads(cell.read_text())
     assert 0 <= record["result"]["seeds"][0]["accuracy"] <= 1
     assert str(folder.parent) not in cell.read_text()

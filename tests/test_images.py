@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import lavajax
+from lavajax import datasets
 from lavajax.tasks import images
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -197,10 +198,32 @@ def test_settings_are_checked_and_name_their_loss():
         lavajax.MiniImageNet("nowhere").load()
 
 
+@pytest.mark.parametrize(
+    ("settings", "reader", "tops"),
+    [
+        (lavajax.Omniglot("x", ways=2), "load_omniglot", "ABCD"),
+        (lavajax.MiniImageNet("x", ways=2), "load_mini_imagenet", SPLITS),
+    ],
+    ids=["omniglot", "mini-imagenet"],
+)
+def test_prepared_images_lie_where_they_are_told_to(settings, reader, tops, tmp_path, monkeypatch):
+    """As those of all data sets may."""
+    names, asked = [f"{top}/{i}" for top in tops for i in range(2)], []
+    labels = np.repeat(np.arange(len(names)), 16)
+
+    def read(path, data_dir):
+        asked.append((path, data_dir))
+        return Arrays(np.zeros((len(labels), 2, 2, 1), np.uint8), labels, names)
+
+    monkeypatch.setattr(datasets, reader, read)
+    settings.load(tmp_path)
+    settings.load()
+    assert asked == [("x", tmp_path), ("x", None)]
+
+
 @pytest.mark.skipif(not REAL.is_dir(), reason="Omniglot's small sets are not here")
-def test_real_characters_are_split_by_alphabet(tmp_path, monkeypatch):
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    source = lavajax.Omniglot(str(REAL)).load()
+def test_real_characters_are_split_by_alphabet(tmp_path):
+    source = lavajax.Omniglot(str(REAL)).load(tmp_path)
     assert {s: table.shape[0] for s, table in source.classes.items()} == {
         "train": 4 * 156,
         "validation": 22,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import lavajax
 from helpers import RELU, assert_close, make_params
-from items import conditions, geometry, noise, overlap, rollouts
+from items import conditions, geometry, noise, overlap, rollouts, stations
 from reference import field_errors
 
 
@@ -91,3 +92,20 @@ def test_errors_without_learning_are_known(task, zero, mean):
     found = field_errors(task, 4000)
     assert found["predict 0"] == pytest.approx(zero, rel=0.12)
     assert found["mean over parameters"] == pytest.approx(mean, rel=0.12)
+
+
+def test_months_of_new_stations_have_the_error_of_so_many_months():
+    """However many supports are drawn from each; to first order, that of the root of a mean."""
+    rng = np.random.default_rng(0)
+    errors = rng.uniform(1, 2, 40)  # of each month
+    table = pd.DataFrame(
+        {"station": "A", "year": np.repeat(range(40), 30), "month": 1}
+        | {"PM2.5": np.repeat(errors, 30)}
+    )
+    found = stations._scores(table, lambda _, query: np.zeros(len(query)))
+    drawn = np.sqrt(np.mean(rng.choice(errors**2, (4000, 40)), axis=1))
+    for shots in ("10", "20"):
+        assert found[shots] == pytest.approx(np.sqrt(np.mean(errors**2)))
+        assert found[f"{shots} error"] == pytest.approx(drawn.std(), rel=0.05)
+    table["PM2.5"] = 1.0
+    assert stations._scores(table, lambda _, query: np.zeros(len(query)))["10 error"] == 0

@@ -317,6 +317,45 @@ def test_units_of_other_columns_are_refused():
         lj.Table("machine", "temp", "wear").tasks(frame(), units=source.units)
 
 
+def test_groups_that_are_known_keep_their_split_and_all_others_are_for_test():
+    trained = TABLE.tasks(frame())
+    later = frame({**SIZES, "i": 12, "j": 30}, seed=1)
+    known = {"train": ("a", "c", "not there"), "validation": ["b"]}
+    found = TABLE.tasks(later, units=trained.units, known=known)
+    assert found.units == trained.units
+    assert [found.groups(split) for split in SPLITS] == [
+        ("a", "c"),
+        ("b",),
+        ("d", "e", "f", "g", "h", "i", "j"),
+    ]
+    none = TABLE.tasks(later, units=trained.units, known={})
+    assert len(none.groups("test")) == 10
+    assert "train 0; validation 0; test 10 (a, b, c, d, e, ...)" in str(none)
+    assert draw(none, 2, "test").support.x.shape == (2, 4, 2)
+    with pytest.raises(ValueError, match=r"split must be one that the table has groups for.*train"):
+        none.sample(jax.random.key(0), "train")
+    own = TABLE.tasks(later, known={"train": ["i", "j"]})  # standardised by these
+    mean = later[later["machine"].isin(["i", "j"])]["load"].mean()
+    assert own.units.x.mean[0] == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        ({}, "units must be given"),
+        (
+            {"train": list(SIZES)},
+            "every one of its 8 is known, and not for test: a, b, c, d, e, ...",
+        ),
+        ({"training": ["a"]}, "known must have splits of train, validation, test, got 'training'"),
+        ({"train": ["a"], "test": ["a"]}, "known must have each group in one split, got 'a'"),
+    ],
+)
+def test_splits_that_cannot_be_are_refused(known, message):
+    with pytest.raises(ValueError, match=message):
+        TABLE.tasks(frame(), known=known)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -18,6 +18,7 @@ from sklearn.linear_model import LinearRegression, Ridge
 import lavajax as lj
 import options
 import targets
+from lavajax.tasks.base import SPLITS
 
 TINY = ["--hidden", "8", "--steps=30", "--report-every=30", "--test-tasks=20", "--meta-batch=2"]
 SIZES = {**{f"m{i}": 12 for i in range(8)}, "m8": 4, "m9": 1}
@@ -98,6 +99,96 @@ def test_saved_run_is_scored_again_with_its_own_table(folder):
     settings = lj.Table("machine", ("load, kN", "temp"), ("wear", "heat"), folder / "other.csv")
     units = lj.load(folder / "run").units
     assert script.load_source(settings, units).units == units != script.load_source(settings).units
+
+
+def groups_of(text: str, split: str) -> set[str]:
+    """Names that a line ``table: ...`` lists in full."""
+    return set(re.search(rf"{split} \d+ \(([^)]*)\)", text)[1].split(", "))
+
+
+def with_new_groups(folder: Path, path: Path) -> pd.DataFrame:
+    """A later table: some groups that the run was trained on, those held out, and two new ones."""
+    splits = json.loads((folder / "run" / "groups.json").read_text())
+    held_out = {*splits["validation"], *splits["test"]}
+    rows = frame()
+    rows = rows[rows["machine"].isin({*splits["train"][:3], *held_out})]
+    new = rows[rows["machine"].isin(held_out)].replace({"machine": {m: f"new {m}" for m in SIZES}})
+    rows = pd.concat([rows, new])
+    rows.to_csv(path, index=False)
+    return rows
+
+
+def test_run_remembers_the_groups_of_each_split(folder):
+    found = json.loads((folder / "run" / "groups.json").read_text())
+    assert found == {split: list(tasks().groups(split)) for split in SPLITS}
+    assert [len(found[split]) for split in SPLITS] == [7, 1, 1]
+
+
+def test_groups_of_another_table_that_were_trained_on_are_never_scored(folder, tmp_path):
+    import run as script
+
+    rows = with_new_groups(folder, tmp_path / "later.csv")
+    train = set(tasks().groups("train"))
+    data = f"--data={tmp_path / 'later.csv'}"
+    code, text = call(script, f"--eval={folder / 'run'}", data, "--test-tasks=20")
+    assert code == 0, text
+    said = " ".join(text.split())
+    assert "scored: 4 groups; left out: 3 that the model was trained on (" in said
+    assert groups_of(said, "train") < train
+    assert groups_of(said, "test") == set(rows["machine"]) - train
+    settings = lj.Table("machine", ("load, kN", "temp"), ("wear", "heat"), shots=4, queries=4)
+    params = jax.tree.map(lambda leaf: leaf[0], lj.load(folder / "run"))
+    source = settings.tasks(rows, units=params.units, known={"train": sorted(train)})
+    found = targets.target_errors([params], source, 20)
+    assert f"{found['references']['support mean'][0]:.4g} " in text
+    assert list(found["references"])[-1] == "pooled linear regression"
+
+    new = rows[rows["machine"].str.startswith("new")]
+    new.to_csv(tmp_path / "new.csv", index=False)
+    code, text = call(
+        script, f"--eval={folder / 'run'}", f"--data={tmp_path / 'new.csv'}", "--test-tasks=20"
+    )
+    assert code == 0, text
+    assert "scored: 2 groups; left out: 0" in text
+    assert "the best here" in text  # there is nothing to choose on
+    assert "pooled linear regression" not in text  # nor to fit to
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        (("--group=temp",), "--group must be left as it is, ('machine',)"),
+        (("--split-seed=1",), "--split-seed must be left as it is, 0"),
+        ((), "every one of its 3 is known, and not for test"),
+    ],
+)
+def test_a_table_without_an_unseen_group_is_not_scored(folder, tmp_path, args, reason):
+    import run as script
+
+    rows = with_new_groups(folder, tmp_path / "later.csv")
+    seen = rows[rows["machine"].isin(tasks().groups("train"))]
+    seen.to_csv(tmp_path / "seen.csv", index=False)
+    data = f"--data={tmp_path / 'seen.csv'}"
+    columns = ('--x="load, kN"',) if "--group=temp" in args else ()
+    code, text = call(script, f"--eval={folder / 'run'}", data, *columns, *args)
+    assert code == 2, text
+    assert reason in " ".join(text.split())
+
+
+def test_a_saved_model_says_that_it_remembers_no_groups(folder, tmp_path):
+    import unseen
+
+    params = jax.tree.map(lambda leaf: leaf[0], lj.load(folder / "run"))
+    lj.save(params, tmp_path / "model")
+    table = lj.Table("machine", ("load, kN", "temp"), ("wear", "heat"), data=folder / "t.csv")
+    assert unseen.known_groups(tmp_path / "model", table) is None
+    assert "does not remember" in unseen.left_out(tasks(), known=False)
+    # in the run's own table every group keeps its split
+    assert unseen.known_groups(folder / "run", table) == unseen.groups_of(tasks())
+    assert unseen.left_out(tasks(), known=True) == (
+        f"scored: 1 groups; left out: 7 that the model was trained on "
+        f"({', '.join(tasks().groups('train')[:5])}, ...), 1 held out for validation"
+    )
 
 
 def test_names_with_commas_are_quoted():

@@ -7,7 +7,7 @@ from typing import Any
 
 import lavajax
 from protocols import COMPARED_ROWS, Protocol, Row, Scale
-from tables import Table, describe, section
+from tables import Table, describe, process_note, section
 from works import Folders, Work
 
 TITLE = "air quality: test error by method and window"
@@ -84,11 +84,11 @@ def render(scale: Scale, folders: Folders) -> str:
         "Mean squared error of PM2.5 in units of its variance, on windows of N + M hours of a year "
         "that nothing was trained on; in brackets the LAVA paper's value, whose window is not "
         "stated. The last rows learn nothing: linear interpolation, and a Gaussian process with a "
-        "Matérn-3/2 kernel, whose parameters are fitted to windows of the training years; it is "
-        "scored on 2,000 windows, and its error relative to interpolation there stands for all. "
-        "The standard error of the sampled windows, the same for all rows, is about 1.5% of an "
-        "error. " + describe(windows.protocol),
+        "Matérn-3/2 kernel, whose parameters are fitted to windows of the training years"
+        f"{process_note(windows.protocol.test_tasks)}. "
+        "Test windows are drawn from all of that year, and overlap. " + describe(windows.protocol),
         show("windows"),
+        windows.sampling(),
         windows.exceptions(),
         windows.compare(),
         windows.show_settings(),
@@ -99,15 +99,15 @@ def render(scale: Scale, folders: Folders) -> str:
         if "covariates" in shown
         else "",
         show("covariates"),
-        *_choices(shown.get("covariates")),
+        *_below(shown.get("covariates")),
         "What the length of the window, N + M hours, does; the paper has 0.0465:"
         if "lengths" in shown
         else "",
         show("lengths"),
-        *_choices(shown.get("lengths")),
+        *_below(shown.get("lengths")),
     )
 
 
-def _choices(table: Table | None) -> tuple[str, ...]:
-    """What was chosen, and what gave way."""
-    return () if table is None else (table.show_settings(), table.given_up())
+def _below(table: Table | None) -> tuple[str, ...]:
+    """What stands below a table: its sampling error, what was chosen, and what gave way."""
+    return () if table is None else (table.sampling(), table.show_settings(), table.given_up())

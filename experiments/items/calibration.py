@@ -145,12 +145,18 @@ def render(scale: Scale, folders: Folders) -> str:
         "## Error bars",
         f"Sine waves with noise of standard deviation {STD:g} on all labels; one model for all N, "
         f"trained on N drawn from {', '.join(map(str, SIZES))} by the density of the query. "
-        "Negative log density in nats and its standard error over tasks, then what share of the "
-        "targets lies inside 95% intervals; means over seeds.",
-        _table(found, lambda each: f"{each['nll']:.3f} ± {each['nll error']:.2g}"),
-        _table(found, lambda each: f"{100 * each['coverage']:.1f}%"),
-        "CRPS, and the standard deviation that is predicted:",
-        _table(found, lambda each: f"{each['crps']:.3g}, {each['sharpness']:.3g}"),
+        "Means over seeds; of the density with its standard error over tasks.",
+        _table(
+            *("negative log density, nats", found),
+            lambda each: f"{each['nll']:.3f} ± {each['nll error']:.2g}",
+        ),
+        _table(
+            "% of targets inside 95% intervals", found, lambda each: f"{100 * each['coverage']:.1f}"
+        ),
+        _table(
+            *("CRPS, and the standard deviation that is predicted", found),
+            lambda each: f"{each['crps']:.3g}, {each['sharpness']:.3g}",
+        ),
         f"![Share of targets inside intervals]({folders.results.name}/{FIGURE})",
         f"{LAVA}: mean, two standard deviations of what the points leave open, and functions drawn "
         f"from it.\n\n![Bands as points arrive]({folders.results.name}/{BANDS})"
@@ -159,9 +165,9 @@ def render(scale: Scale, folders: Folders) -> str:
     )
 
 
-def _table(found: dict[str, Any], show: Any) -> str:
+def _table(corner: str, found: dict[str, Any], show: Any) -> str:
     sizes = next(iter(found.values()))[0].keys()
-    head = ["method", *(f"N = {n}" for n in sizes)]
+    head = [corner, *(f"N = {n}" for n in sizes)]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for name, seeds in found.items():
         cells = []

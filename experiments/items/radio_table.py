@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import lavajax
 from protocols import COMPARED_ROWS, Scale
-from tables import Table, describe, section
+from reference import PAPER_RADIO
+from tables import Table, describe, process_note, section
 from works import Folders, Work
 
 TITLE = "radio signals, synthetic: test error by method and N"
@@ -37,12 +38,14 @@ def render(scale: Scale, folders: Folders) -> str:
     return section(
         "## Radio signals, synthetic",
         "Mean squared error of the two channels of frequency-modulated signals of unit power, "
-        "generated, with noise of 20 to 30 dB on support and query: nothing falls below the noise "
-        "floor. They stand in for RadioML 2018.01A, of which the LAVA paper has 0.0038 for LAVA "
-        "and 0.047 for ANIL. The last rows learn nothing; the Gaussian process has a Matérn-3/2 "
-        "kernel, whose parameters are fitted to training signals, and is scored on 2,000, "
-        "relative to linear interpolation. " + describe(scale.protocol),
+        "generated, with noise of 20 to 30 dB on support and query, whose power, the last row, is "
+        "the error of the signal itself. They stand in for RadioML 2018.01A, of which the LAVA "
+        f"paper has {PAPER_RADIO['Lava']:g} for LAVA and {PAPER_RADIO['Anil']:g} for ANIL. The "
+        "last rows learn nothing; the Gaussian process has a Matérn-3/2 kernel, whose parameters "
+        f"are fitted to training signals{process_note(scale.protocol.test_tasks)}. "
+        + describe(scale.protocol),
         f"{cells.show_errors()}\n{cells.show_references(scale.protocol.test_tasks)}".strip(),
+        cells.sampling(),
         cells.exceptions(),
         cells.compare(),
         cells.show_settings(),

@@ -96,6 +96,7 @@ def render(scale: Scale, folders: Folders) -> str:
         "it is scored, in a batch of 100."
         if (machine := cells.machine(at))
         else "",
+        cells.sampling(),
         cells.exceptions(),
         f"Without learning: {', '.join(f'{name} {value:g}' for name, value in references)}.",
         cells.compare(),

@@ -15,7 +15,7 @@ from items.air_table import WINDOW
 from lavajax.config import to_json
 from lavajax.extras import require
 from protocols import Scale
-from tables import section
+from tables import listed, over_seeds, section
 from works import Folders, Work
 
 if TYPE_CHECKING:
@@ -190,14 +190,20 @@ def _score_support_alone(folders: Folders) -> dict[str, dict[str, float]]:
 def _scores(
     new: DataFrame, predict: Callable[[DataFrame, DataFrame], np.ndarray]
 ) -> dict[str, float]:
-    """RMSE over all months of the new stations, each counting alike, by number of labels."""
+    """RMSE over all months of the new stations, each counting alike, by number of labels.
+
+    Beside it its standard error over months: that of the mean square, by the derivative of a root.
+    """
     scores = {}
     for shots in SHOTS:
         errors = [
             np.mean((predict(support, query) - query[TARGET].to_numpy()) ** 2)
             for support, query in _splits(new, shots)
         ]
-        scores[str(shots)] = float(np.sqrt(np.mean(errors)))
+        rmse = float(np.sqrt(np.mean(errors)))
+        months = np.reshape(errors, (-1, DRAWS)).mean(axis=1)
+        scores[str(shots)] = rmse
+        scores[f"{shots} error"] = float(months.std(ddof=1) / np.sqrt(len(months)) / (2 * rmse))
     return scores
 
 
@@ -224,28 +230,44 @@ def render(scale: Scale, folders: Folders) -> str:
                     found.setdefault(moved, []).append(result["moved"])
     if alone is None or len(found) <= len(METHODS):
         return ""
+    found |= {f"{name} of the support alone": [scores] for name, scores in alone.items()}
     lines = [
         f"| {name} | "
         + " | ".join(_spread([each[str(shots)] for each in results]) for shots in SHOTS)
         + " |"
-        for name, results in [
-            *found.items(),
-            *((f"{name} of the support alone", [scores]) for name, scores in alone.items()),
-        ]
+        for name, results in found.items()
     ]
     head = ["RMSE of PM2.5, ug/m3", *(f"{shots} labels" for shots in SHOTS)]
     return section(
         "## A user's table",
         "One table of all stations, a row for each hour, as in "
         f"`run.py --task=table --group={','.join(GROUP)} --y={TARGET} --x=...`: PM2.5 from the "
-        "other pollutants, the weather and the hour of the day. Models are trained on ten stations "
-        f"before March 2016; months from then on at {' and '.join(NEW_STATIONS)} are new to them, "
-        "in place and in time. A few rows of a month are labelled, all others are scored, three "
-        "draws for each month. The pooled network is the same one, trained on the same rows by the "
-        "same protocol, without adaptation: 40 rows of each of 10 groups a step, the better of two "
-        "outer rates on groups held out for validation. Mean and standard deviation over "
-        f"{setting(scale).seeds} seeds.",
+        "other pollutants, the weather and the hour of the day. Models are trained on all other "
+        f"stations before March 2016; months from then on at {' and '.join(NEW_STATIONS)} are new "
+        "to them, in place and in time. A few rows of a month are labelled, all others are scored, "
+        f"{DRAWS} draws for each month. The pooled network is the same one, trained on the same "
+        f"rows by the same protocol, without adaptation: {sum(ROWS[POOLED])} rows of each of 10 "
+        "groups a step, the best of the outer rates "
+        f"{listed(setting(scale).outer_rates)} on groups held out for validation. The root of the "
+        f"mean over months, {over_seeds(setting(scale).seeds)}.",
         "\n".join([f"| {' | '.join(head)} |", "| --- " * len(head) + "|", *lines]),
+        _sampling(found),
+    )
+
+
+def _sampling(found: dict[str, list[dict[str, float]]]) -> str:
+    """The standard error over months of each column's best row, where its cells have it."""
+    parts = []
+    for shots in map(str, SHOTS):
+        best = min(found, key=lambda name: np.mean([each[shots] for each in found[name]]))
+        known = [each[f"{shots} error"] for each in found[best] if f"{shots} error" in each]
+        if known:
+            parts.append(f"{np.median(known):.2g} at {shots} labels ({best})")
+    if not parts:
+        return ""
+    return (
+        "± is the spread over seeds alone: all rows and seeds are scored on the same months. The "
+        f"standard error over these months, for each column's best row: {'; '.join(parts)}."
     )
 
 

@@ -59,6 +59,7 @@ def render(scale: Scale, folders: Folders) -> str:
         "the LAVA paper's value. The last rows learn nothing. The paper describes its cartpole too "
         "little for numbers to be compared. " + describe(scale.protocol),
         f"{cells.show_errors()}\n{references}".strip(),
+        cells.sampling(),
         "Medians over tasks, which few extreme ones cannot move:",
         cells.show_errors(what="median"),
         cells.exceptions(),

@@ -29,6 +29,11 @@ ROW = Row("LAVA, Bayesian", lavajax.lava_bayesian())
 FORGET = (1.0, 0.95, 0.8)
 LABELS = {forget: f"forget = {forget:g}" for forget in FORGET}
 POINTS, PENDULUMS, STATES = 120, 200, 50  # points before the change, and as many after it
+SHOWN = {
+    "before the change": POINTS,
+    **{f"{n} point{'' if n == 1 else 's'} after it": POINTS + n for n in (1, 10, 30, POINTS)},
+}
+"""What the table shows of a curve: after how many points."""
 
 
 def _job(scale: Scale) -> Job:
@@ -36,9 +41,12 @@ def _job(scale: Scale) -> Job:
     return Job(NAME, ROW, "trained", TASKS, protocol)
 
 
+def _pendulums(scale: Scale) -> int:
+    return 4 if scale.quick else PENDULUMS
+
+
 def _work(scale: Scale) -> Work:
-    job = _job(scale)
-    pendulums = 4 if scale.quick else PENDULUMS
+    job, pendulums = _job(scale), _pendulums(scale)
     key = {"model": job.key, "pendulums": pendulums, "points": POINTS, "forget": FORGET}
     return Work(
         NAME, "tracked", key, partial(_track, job, pendulums), after=(job.work,), seconds=40.0
@@ -107,12 +115,22 @@ def render(scale: Scale, folders: Folders) -> str:
     return section(
         "## Points that arrive",
         f"Pendulums are followed by single noisy values of their field (standard deviation "
-        f"{NOISE:g}); after {POINTS} points the mass changes. Root mean square of the error over "
-        f"{STATES} states of a pendulum and {PENDULUMS} pendulums, and of what LAVA believes it to "
-        "be. What is not forgotten holds the estimate back for good; what is forgotten faster "
-        "follows faster, and is less sure.",
+        f"{NOISE:g}); after {POINTS} points the mass changes. With every new point, what earlier "
+        "ones have said counts `forget` times what it did. Root mean square of the error over "
+        f"{STATES} states of a pendulum and {_pendulums(scale)} pendulums, and in brackets of what "
+        "LAVA believes it to be.",
+        _table(found),
         f"![Error as points arrive]({folders.results.name}/{FIGURE})",
     )
+
+
+def _table(found: dict[str, Any]) -> str:
+    head = ["RMSE of the field", *SHOWN]
+    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+    for label, curves in found.items():
+        pairs = [(curves["error"][at - 1], curves["variance"][at - 1]) for at in SHOWN.values()]
+        lines.append(f"| {label} | {' | '.join(f'{e:.2g} ({std:.2g})' for e, std in pairs)} |")
+    return "\n".join(lines)
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
@@ -124,10 +142,13 @@ def draw(found: dict[str, Any], path: Path) -> None:
         points = np.arange(1, len(curves["error"]) + 1)
         axis.plot(points, curves["error"], color=colour, label=label)
         axis.plot(points, curves["variance"], color=colour, ls=":")
-    axis.plot([], [], color=figures.GREY, ls=":", label="predicted")
+    axis.plot([], [], color=figures.GREY, ls=":", label="believed")
     axis.axvline(POINTS, color=figures.GREY, lw=0.8)
     axis.text(POINTS + 3, 0.95, "mass changes", transform=axis.get_xaxis_transform(), va="top")
     axis.set_yscale("log")
+    axis.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_locator(plt.NullLocator())
     axis.set_xlabel("points")
     axis.set_ylabel("RMSE of the field")
     figure.legend(loc="outside right upper")

@@ -60,9 +60,15 @@ class Evaluation:
         return float(np.median(self.values))
 
     @property
+    def standard_error(self) -> float:
+        """Of the mean over tasks: how far other tasks of the same source would move it."""
+        std = np.std(self.values, ddof=1, dtype=np.float64)
+        return float(std) / math.sqrt(self.values.size)
+
+    @property
     def interval(self) -> tuple[float, float]:
         """95% interval of the mean over tasks: 1.96 standard errors to each side."""
-        half = 1.96 * float(np.std(self.values, ddof=1)) / math.sqrt(self.values.size)
+        half = 1.96 * self.standard_error
         return self.mean - half, self.mean + half
 
 

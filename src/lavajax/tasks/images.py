@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
 import jax
@@ -91,8 +92,11 @@ class Omniglot:
         """The loss that a method needs for these tasks."""
         return CrossEntropy(self.ways)
 
-    def load(self) -> Episodes:
-        """Reads the drawings.
+    def load(self, data_dir: str | Path | None = None) -> Episodes:
+        """Reads the drawings; the first time it prepares them, see ``lavajax.datasets``.
+
+        Args:
+            data_dir: where prepared data lie; None: ``TFDS_DATA_DIR``, or TFDS's default.
 
         Raises:
             ValueError: the data is not what is published, or lacks what the split needs.
@@ -101,7 +105,7 @@ class Omniglot:
         """
         from lavajax import datasets  # heavy, and for this alone
 
-        data = datasets.load_omniglot(self.data)
+        data = datasets.load_omniglot(self.data, data_dir)
         alphabets = [name.partition("/")[0] for name in data.names]
         split_of = split_alphabets(alphabets, self.split)
         classes = {s: [i for i, a in enumerate(alphabets) if split_of[a] == s] for s in SPLITS}
@@ -147,8 +151,11 @@ class MiniImageNet:
         """The loss that a method needs for these tasks."""
         return CrossEntropy(self.ways)
 
-    def load(self) -> Episodes:
-        """Reads the images.
+    def load(self, data_dir: str | Path | None = None) -> Episodes:
+        """Reads the images; the first time it prepares them, see ``lavajax.datasets``.
+
+        Args:
+            data_dir: where prepared data lie; None: ``TFDS_DATA_DIR``, or TFDS's default.
 
         Raises:
             ValueError: the data is not what is published.
@@ -157,7 +164,7 @@ class MiniImageNet:
         """
         from lavajax import datasets  # heavy, and for this alone
 
-        data = datasets.load_mini_imagenet(self.data)
+        data = datasets.load_mini_imagenet(self.data, data_dir)
         split_of = [name.partition("/")[0] for name in data.names]
         return episodes(
             data,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -80,7 +81,9 @@ class Table:
                     f"{sorted(both)[0]!r}: it {why}"
                 )
 
-    def load(self, *, units: Units | None = None) -> TableTasks:
+    def load(
+        self, *, units: Units | None = None, known: Mapping[Split, Sequence[str]] | None = None
+    ) -> TableTasks:
         """Reads the file ``data``, and makes tasks of it; see ``tasks``.
 
         Raises:
@@ -93,20 +96,33 @@ class Table:
                 "Table.data must be the path of a CSV or Parquet file, got None; a table in memory "
                 "is given to Table(...).tasks(table)"
             )
-        return self.tasks(frame.read(self.data, (*self.x, *self.y), self.group), units=units)
+        table = frame.read(self.data, (*self.x, *self.y), self.group)
+        return self.tasks(table, units=units, known=known)
 
-    def tasks(self, table: Any, *, units: Units | None = None) -> TableTasks:
+    def tasks(
+        self,
+        table: Any,
+        *,
+        units: Units | None = None,
+        known: Mapping[Split, Sequence[str]] | None = None,
+    ) -> TableTasks:
         """Makes tasks of a table in memory.
+
+        To score a model on another table than it was trained on, and not on groups that it has
+        seen, give its ``units`` and, as ``known``, ``{"train": trained.groups("train")}``.
 
         Args:
             table: a pandas DataFrame, or a dict with an array ``[rows]`` for each column.
             units: those of a model, to standardise as its training data was; None: by the mean and
                 standard deviation over the training groups.
+            known: the names of groups whose split is settled; all others are then for test, at
+                least one. They need not be in the table, and a split may be left with none, from
+                which nothing can be drawn. None: groups are held out by ``split_seed``.
 
         Raises:
             ValueError: a column is missing, constant, or holds text, dates or infinities; there
-                are too few groups or rows; the units are of other columns. The message names the
-                column, the row, and what to do.
+                are too few groups or rows; the units are of other columns, or are not given where
+                no group is for training. The message names the column, the row, and what to do.
         """
         keys, missing = frame.take_text(table, self.group, "group")
         x, y = frame.take(table, self.x, "x"), frame.take(table, self.y, "y")
@@ -144,7 +160,7 @@ class Table:
         labels, group = np.unique(text[rows], return_inverse=True)
         names = tuple(str(label) for label in labels)
         return self._standardised(
-            x[rows], y[rows], names, group, units=units, dropped=tuple(dropped)
+            *(x[rows], y[rows], names, group), units=units, known=known, dropped=tuple(dropped)
         )
 
     def _standardised(
@@ -155,11 +171,17 @@ class Table:
         group: np.ndarray,
         *,
         units: Units | None,
+        known: Mapping[Split, Sequence[str]] | None,
         dropped: tuple[tuple[str, int], ...],
     ) -> TableTasks:
         """Tasks of complete rows, sorted by group."""
-        splits = self._split(labels, dropped)
+        splits = self._split(labels, dropped) if known is None else _settled(labels, known)
         if units is None:
+            if not len(splits["train"]):
+                raise ValueError(
+                    "units must be given, those of a model, where no group of the table is for "
+                    "training: there is nothing to standardise by"
+                )
             learn = np.isin(group, splits["train"])
             units = Units(_columns(x[learn], self.x, "x"), _columns(y[learn], self.y, "y"))
         elif (units.x.names, units.y.names) != (self.x, self.y):
@@ -242,9 +264,14 @@ class TableTasks:
         """A group of the split: support x ``[N, d]``, y ``[N, k]``, query ``[M, d]``, ``[M, k]``.
 
         All rows are different. Both have a mask where any group is too small for all of them.
+
+        Raises:
+            ValueError: no group of the table is of that split.
         """
         group_key, row_key = jax.random.split(key)
         groups = self.splits[split]
+        if not groups.shape[0]:
+            raise ValueError(f"split must be one that the table has groups for, got {split!r}")
         group = groups[jax.random.randint(group_key, (), 0, groups.shape[0])]
         size = self.sizes[group]
         shots, total = self.shots, self.shots + self.queries
@@ -271,14 +298,42 @@ class TableTasks:
         parts = []
         for split in SPLITS:
             names = self.groups(split)
-            shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-            parts.append(f"{split} {len(names)} ({shown})")
+            parts.append(f"{split} {len(names)}" + (f" ({shorten(names)})" if names else ""))
         left_out = _listed(self.dropped)
         sizes = np.asarray(self.sizes)
         return (
             f"{self.x.shape[0]:,} rows in {len(self.labels)} groups of {sizes.min():,} to "
             f"{sizes.max():,}; {'; '.join(parts)}; rows left out: {left_out or 'none'}"
         )
+
+
+def _settled(
+    labels: tuple[str, ...], known: Mapping[Split, Sequence[str]]
+) -> dict[str, np.ndarray]:
+    """Groups of each split, by their number: of those that are known, and all others for test."""
+    split_of: dict[str, Split] = {}
+    for split, names in known.items():
+        if split not in SPLITS:
+            raise ValueError(f"known must have splits of {', '.join(SPLITS)}, got {split!r}")
+        for name in names:
+            if split_of.setdefault(name, split) != split:
+                raise ValueError(
+                    f"known must have each group in one split, got {name!r} in "
+                    f"{split_of[name]} and {split}"
+                )
+    splits = [split_of.get(label, "test") for label in labels]
+    if "test" not in splits:
+        raise ValueError(
+            "the table must have a group to test on, and every one of its "
+            f"{len(labels)} is known, and not for test: {shorten(labels)}"
+        )
+    return {split: np.flatnonzero(np.array(splits) == split) for split in SPLITS}
+
+
+def shorten(names: Sequence[str]) -> str:
+    """The first five of some names."""
+    apart = "; " if any("," in name for name in names) else ", "
+    return apart.join([*names[:5], *(["..."] if len(names) > 5 else [])])
 
 
 def _label(key: np.ndarray) -> str:

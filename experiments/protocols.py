@@ -140,3 +140,9 @@ EXTENDED_ROWS = (
     Row("attentive CNP", lavajax.AttentiveCnp(), rates=_SLOW),
     Row("TNP-D", lavajax.Tnp(), rates=_SLOW),
 )
+_WITH_ERROR_BARS = (
+    *("PLATIPUS", "BMAML, head", "ALPaCA", "DKT, linear", "DKT, RBF"),
+    *("CNP", "attentive CNP", "TNP-D"),
+)
+ERROR_BAR_ROWS = tuple(row for row in EXTENDED_ROWS if row.name in _WITH_ERROR_BARS)
+"""Of the methods beyond the paper's, those that say how sure they are."""

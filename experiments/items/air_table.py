@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import lavajax
-from protocols import COMPARED_ROWS, Protocol, Row, Scale
+from protocols import COMPARED_ROWS, ERROR_BAR_ROWS, Protocol, Row, Scale
 from tables import Table, describe, process_note, section
 from works import Folders, Work
 
@@ -43,7 +43,9 @@ def tables(scale: Scale, folders: Folders | None = None) -> dict[str, Table]:
         return Table(NAME, columns, _protocol(scale), rows, folders)
 
     found = {
-        "windows": make(WINDOWS, COMPARED_ROWS),
+        "windows": make(
+            WINDOWS, COMPARED_ROWS + (ERROR_BAR_ROWS if scale.extended else ())
+        ),
         "covariates": make(COVARIATES, _rows(SHORT_ROWS)),
         "lengths": make(LENGTHS, _rows(LENGTH_ROWS)),
     }
@@ -94,6 +96,7 @@ def render(scale: Scale, folders: Folders) -> str:
         windows.show_settings(),
         windows.at_the_edge(),
         windows.given_up(),
+        windows.show_densities(),
         "With measurements of the same hour as further inputs, at N = 10 and M = 10: of the "
         "weather, or of all others, which include PM10:"
         if "covariates" in shown

@@ -36,6 +36,8 @@ ROWS = (
     *(row for row in EXTENDED_ROWS if row.name in ("CNP", "attentive CNP", "TNP-D")),
 )
 QUICK_ROWS = ROWS[:2]
+# Their error bars are of what the points leave open, without the noise: they have no density.
+MORE_ROWS = tuple(row for row in EXTENDED_ROWS if row.name in ("PLATIPUS", "BMAML, head"))
 _GRID = np.linspace(-5, 5, 101)
 _SHOWN = (0, 1, 2, 3, 5, 10)
 
@@ -45,7 +47,7 @@ def _sizes(scale: Scale) -> tuple[int, ...]:
 
 
 def _rows(scale: Scale) -> tuple[Row, ...]:
-    return QUICK_ROWS if scale.quick else ROWS
+    return QUICK_ROWS if scale.quick else ROWS + (MORE_ROWS if scale.extended else ())
 
 
 def _job(scale: Scale, row: Row) -> Job:
@@ -76,6 +78,8 @@ def _score(job: Job, tasks: int, sizes: tuple[int, ...], folders: Folders) -> li
             each: dict[str, Any] = {"mse": scores.mean}
             for name in DENSITIES:
                 values = getattr(scores, name)
+                if values is None:
+                    continue
                 each[name] = float(values.mean())
                 each[f"{name} error"] = float(values.std(ddof=1) / np.sqrt(tasks))
             inside = lavajax.score(
@@ -147,16 +151,20 @@ def render(scale: Scale, folders: Folders) -> str:
         f"trained on N drawn from {', '.join(map(str, SIZES))} by the density of the query. "
         "Means over seeds; of the density with its standard error over tasks.",
         _table(
-            *("negative log density, nats", found),
+            *("negative log density, nats", found, "nll"),
             lambda each: f"{each['nll']:.3f} ± {each['nll error']:.2g}",
         ),
         _table(
-            "% of targets inside 95% intervals", found, lambda each: f"{100 * each['coverage']:.1f}"
+            *("% of targets inside 95% intervals", found, "coverage"),
+            lambda each: f"{100 * each['coverage']:.1f}",
         ),
         _table(
-            *("CRPS, and the standard deviation that is predicted", found),
+            *("CRPS, and the standard deviation that is predicted", found, "crps"),
             lambda each: f"{each['crps']:.3g}, {each['sharpness']:.3g}",
         ),
+        "The bars of PLATIPUS and BMAML are those of what the points leave open, without noise."
+        if any(row.name in found for row in MORE_ROWS)
+        else "",
         f"![Share of targets inside intervals]({folders.results.name}/{FIGURE})",
         f"{LAVA}: mean, two standard deviations of what the points leave open, and functions drawn "
         f"from it.\n\n![Bands as points arrive]({folders.results.name}/{BANDS})"
@@ -165,11 +173,14 @@ def render(scale: Scale, folders: Folders) -> str:
     )
 
 
-def _table(corner: str, found: dict[str, Any], show: Any) -> str:
+def _table(corner: str, found: dict[str, Any], score: str, show: Any) -> str:
+    """Of the methods that have this score."""
     sizes = next(iter(found.values()))[0].keys()
     head = [corner, *(f"N = {n}" for n in sizes)]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for name, seeds in found.items():
+        if any(score not in seed[n] for seed in seeds for n in sizes):
+            continue
         cells = []
         for n in sizes:
             values = [seed[n] for seed in seeds]

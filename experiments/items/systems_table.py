@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lavajax
-from protocols import COMPARED_ROWS, Row, Scale
+from protocols import COMPARED_ROWS, ERROR_BAR_ROWS, Row, Scale
 from tables import Table, describe, section
 from works import Folders, Work
 
@@ -37,7 +37,8 @@ def row(name: str) -> Row:
 
 def table(scale: Scale, folders: Folders | None = None) -> Table:
     """The cells."""
-    rows = QUICK_ROWS if scale.quick else COMPARED_ROWS
+    more = ERROR_BAR_ROWS if scale.extended else ()
+    rows = QUICK_ROWS if scale.quick else COMPARED_ROWS + more
     return Table(NAME, systems(scale), scale.protocol, rows, folders)
 
 
@@ -67,4 +68,5 @@ def render(scale: Scale, folders: Folders) -> str:
         cells.show_settings(),
         cells.at_the_edge(),
         cells.given_up(),
+        cells.show_densities(),
     )

@@ -43,9 +43,7 @@ def tables(scale: Scale, folders: Folders | None = None) -> dict[str, Table]:
         return Table(NAME, columns, _protocol(scale), rows, folders)
 
     found = {
-        "windows": make(
-            WINDOWS, COMPARED_ROWS + (ERROR_BAR_ROWS if scale.extended else ())
-        ),
+        "windows": make(WINDOWS, COMPARED_ROWS + (ERROR_BAR_ROWS if scale.extended else ())),
         "covariates": make(COVARIATES, _rows(SHORT_ROWS)),
         "lengths": make(LENGTHS, _rows(LENGTH_ROWS)),
     }

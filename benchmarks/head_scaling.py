@@ -167,6 +167,8 @@ def powers(found: dict[str, Any], settings: Settings) -> dict[str, float]:
     rows["literal"] = [(p, time) for p, _, time in found["literal"] if time is not None]
     fitted = {}
     for name, values in rows.items():
+        if len(values) < 2:
+            continue
         x, y = np.log(np.array(values[-max(2, len(values) // 2) :])).T
         fitted[name] = float(np.polyfit(x, y, 1)[0])
     return fitted
@@ -189,9 +191,9 @@ def draw(found: dict[str, Any], settings: Settings, path: Path) -> None:
     left.set_xlabel("N or P")
     shown = f"closed form: time ~ P^{power['few points']:.1f}"
     line(right, found["few points"], "o-", figures.VERMILION, shown)
-    literal = [(p, time) for p, _, time in found["literal"] if time is not None]
-    shown = f"literal: time ~ P^{power['literal']:.1f}"
-    line(right, literal, "D-", figures.GREEN, shown)
+    if literal := [(p, time) for p, _, time in found["literal"] if time is not None]:
+        shown = f"literal: time ~ P^{power['literal']:.1f}" if "literal" in power else "literal"
+        line(right, literal, "D-", figures.GREEN, shown)
     right.axvline(found["literal"][-1][0], color=figures.GREY, ls=":", lw=1)
     right.set_xlabel(f"features P, with N = {settings.points} points")
     for axis in (left, right):

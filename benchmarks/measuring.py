@@ -63,6 +63,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
+        "load": os.getloadavg()[0],  # processes that wanted a core; the benchmark is one or two
         "processor": platform.machine(),
         "python": platform.python_version(),
     }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def layer_flops(model: lavajax.MLP, points: int) -> float:
     and inputs, the last not for the first layer, whose inputs are data.
     """
     widths = [1, *model.hidden, *([model.feature_dim or model.hidden[-1]] * model.linear_features)]
-    sizes = [a * b for a, b in zip(widths[:-1], widths[1:], strict=True)]
+    sizes = [a * b for a, b in itertools.pairwise(widths)]
     return 2.0 * points * (3 * sum(sizes) - sizes[0])
 
 
@@ -88,10 +89,11 @@ def measure(settings: Settings, size: int) -> dict[str, Any]:
     def features(state: TrainState, batch: tuple[Task, Array]) -> Array:
         task, _ = batch
         net = net_of(state.params)
-        return sum(
-            jnp.sum(jax.vmap(lambda x: network.features(method.model, net, {}, x))(points.x))
-            for points in (task.support, task.query)
-        )
+
+        def of(x: Array) -> Array:
+            return jnp.sum(jax.vmap(lambda x: network.features(method.model, net, {}, x))(x))
+
+        return of(task.support.x) + of(task.query.x)
 
     def loss(state: TrainState, batch: tuple[Task, Array]) -> Array:
         return BatchExpectation(*batch)(lambda task, key: method.loss(state.params, task, key))
@@ -137,7 +139,7 @@ def measure(settings: Settings, size: int) -> dict[str, Any]:
         "optimiser": ms["optimiser"],
     }
     one = jax.tree.map(lambda leaf: leaf[0], batches)
-    analysis = jax.jit(gradient).lower(state, one).compile().cost_analysis()
+    analysis = jax.jit(gradient).lower(state, one).compile().cost_analysis() or {}
     flops = layer_flops(settings.model, size * (tasks.shots + tasks.queries))
     rate, dot = flops / (1e6 * ms["whole step"]), 2 * settings.dot**3 / (1e9 * seconds["dot"])
     return {

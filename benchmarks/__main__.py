@@ -15,7 +15,16 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("step_cost", "inner_steps", "compile_time", "gpu_check")
+NAMES = (
+    "step_cost",
+    "inner_steps",
+    "compile_time",
+    "gpu_check",
+    "rivals",
+    "head_scaling",
+    "memory",
+    "profile_step",
+)
 
 
 def title(name: str) -> str:

@@ -52,12 +52,18 @@ def interleaved(
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def temporaries(compiled: Any) -> int:
+    """Bytes that a compiled function needs beside its arguments and results, as XLA plans them."""
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
 def machine() -> dict[str, Any]:
     """What the figures were measured on, for a reader to judge them by."""
     return {
         "cores": os.cpu_count(),
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
+        "load": os.getloadavg()[0],  # processes that wanted a core; the benchmark is one or two
         "processor": platform.machine(),
         "python": platform.python_version(),
     }

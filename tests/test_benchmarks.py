@@ -167,3 +167,82 @@ def test_compile_time_measures_tracing_and_compiling():
     tracing, compiling = compile_time.measure(lavajax.Anil(lavajax.MLP(hidden=(4,))), meta_batch=2)
     assert tracing > 0
     assert compiling > 0
+
+
+def test_rivals_are_timed_beside_ours_and_left_out_by_name(monkeypatch):
+    import rivals
+
+    monkeypatch.setattr(rivals.importlib.util, "find_spec", lambda name: None)
+    losses, skipped = rivals.torch_losses(compiling=False)
+    assert losses == {}
+    assert [line.split(":")[0] for line in skipped] == [
+        rivals.CLOSED,
+        rivals.COMPILED,
+        rivals.FULL,
+        rivals.LOOP,
+    ]
+    rows = rivals.with_ratios(rivals.measure({}, rivals.QUICK, 2))
+    assert [row["name"] for row in rows] == [rivals.OURS, rivals.NAIVE]
+    assert rows[1]["ratio"] == rows[1]["ms"] / rows[0]["ms"] > 0
+    assert rows[1]["target"] == 4
+    assert "vmap(jax.hessian)" in rivals.table(rows)
+
+
+def test_rivals_are_the_same_step():
+    pytest.importorskip("torch")
+    import rivals
+
+    losses, _ = rivals.torch_losses(compiling=False)
+    assert {rivals.CLOSED, rivals.FULL} <= losses.keys()
+    assert rivals.check(losses, rivals.QUICK).keys() == losses.keys()
+
+    def wrong(network, x, y, shots):
+        return losses[rivals.CLOSED](network, x, 1.01 * y, shots)
+
+    with pytest.raises(AssertionError, match="not the same step"):
+        rivals.check({"wrong": wrong}, rivals.QUICK)
+
+
+def test_memory_of_all_weights_is_less_than_a_copy_for_each_task(tmp_path):
+    """Of 16 tasks, in adaptation (beside its result) and in training; more with hidden layers."""
+    import memory
+
+    row = memory.measure(256, 16, lavajax.Sine(shots=3, queries=4))
+    for part in ("adaptation", "training step"):
+        assert 0 < row[part] < row["copies of the weights"] < row[f"{part}, layers hidden"]
+    rows = [dict.fromkeys(row, 10.0 * w**2) | {"width": w} for w in (2, 4)]
+    assert memory.exponents(rows)["training step"] == pytest.approx(2)
+    assert "MB" in memory.table(rows)
+    memory.draw(rows, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_head_scaling_measures_every_sweep_and_stops_where_memory_ends(tmp_path):
+    import head_scaling
+
+    settings = dataclasses.replace(head_scaling.QUICK, sizes=(2, 8), large=8, memory=1)
+    found = head_scaling.measure(settings)
+    assert found["powers"].keys() == {"points", "features", "few points"}
+    ((p, needed, time),) = found["literal"]
+    assert p == settings.literal[0]
+    assert needed > 1
+    assert time is None
+    needed, time = head_scaling.literal_seconds(3, 4, 2, repeats=1, memory=2**30)
+    assert time > 0
+    found["literal"] = [(4, needed, time), (8, needed, 2 * time)]
+    found["powers"] = head_scaling.powers(found, settings)
+    assert found["powers"]["literal"] == pytest.approx(1)
+    head_scaling.draw(found, settings, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_profile_takes_a_step_apart():
+    import profile_step
+
+    row = profile_step.measure(profile_step.QUICK, 2)
+    assert row["parts_ms"].keys() == profile_step.PARTS.keys()
+    assert row["parts_ms"]["sampling"] > 0
+    assert row["fraction"] == row["gflops"] / row["dot_gflops"] > 0
+    # 1-8-8: 72 weights, of which the first 8 send nothing back
+    assert profile_step.layer_flops(lavajax.MLP((8,)), 10) == 2 * 10 * (3 * 72 - 8)
+    assert "GFLOP/s" in profile_step.table([row])

@@ -588,6 +588,25 @@ def test_taps_and_explicit_rows_agree(x64, steps, loss):
         assert_close(adapt(params, support), adapt(with_method(params, other), support), 1e-9)
 
 
+@pytest.mark.parametrize("number", [3, 9])
+def test_loss_of_moves_of_low_rank_is_that_of_the_adapted_weights(x64, number):
+    """All weights, of layers of 8 units, more than the points and fewer: loss and gradient."""
+    mask = jnp.arange(number) != 1
+    support, query = make_points(number, 2, mask=mask), make_points(4, 2, mask=[1, 1, 0, 1], seed=1)
+    method = lj.Lava(TANH, subspace=FULL, learn_epsilon=True)
+    hidden = dataclasses.replace(method, model=Untapped(TANH))
+    params = make_params(method, support)
+
+    def loss(learned, by):
+        now = with_method(params.replace_learned(learned), by)
+        return by.loss(now, lj.Task(support, query), None)
+
+    run = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    found = run(params.learned, method)
+    assert_close(found, run(params.learned, hidden), 1e-9)
+    assert jnp.linalg.norm(found[1]["weights"][0]["w"]) > 1e-3
+
+
 @pytest.mark.parametrize("curvature", ["ggn", "hessian", "flat"])
 @SUBSPACES
 def test_diagnose_shows_the_parts_of_the_estimate(x64, name, curvature):

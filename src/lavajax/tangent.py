@@ -100,11 +100,30 @@ class LayerRows:
     def combine(self, u: Array) -> PyTree:
         """See ``Jacobian``."""
         layers = []
-        for h, signal in zip(self.inputs, self.signals, strict=True):
-            sent = jnp.einsum("no,onw->nw", u, signal, precision="highest")
+        for h, sent in zip(self.inputs, self._sent(u), strict=True):
             w = jnp.matmul(h.T, sent, precision="highest")
             layers.append({"w": w, "b": jnp.sum(sent, axis=0)})
         return {"weights": layers, "head": jnp.matmul(self.z.T, u, precision="highest")}
+
+    def outputs_after(
+        self, model: TappedModel, net: dict[str, PyTree], fixed: PyTree, x: Array, u: Array
+    ) -> Array:
+        """The outputs ``[M, k]`` at x ``[M, ...]`` of the net + J^T u, which is not written out.
+
+        A layer's move is a matrix of rank N, sum_n h_n s_n^T for its inputs and signals at the N
+        points: for many tasks at once it takes less than weights for each of them.
+        """
+        sent = self._sent(u)
+
+        def move(index: int, h: Array) -> Array:
+            return (h @ self.inputs[index].T + 1) @ sent[index]  # 1 for the bias
+
+        z = network.augment(model.tapped(net["weights"], fixed, x, move))
+        return z @ net["head"] + (z @ self.z.T) @ u
+
+    def _sent(self, u: Array) -> list[Array]:
+        """What u ``[N, k]`` sends back to the output of each layer, ``[N, out]``."""
+        return [jnp.einsum("no,onw->nw", u, s, precision="highest") for s in self.signals]
 
 
 def layer_rows(
@@ -123,13 +142,21 @@ def layer_rows(
     """
 
     def through(taps: list[Array]) -> tuple[Array, tuple[Array, list[Array]]]:
-        phi, inputs = model.tapped(net["weights"], fixed, x, taps)
-        z = network.augment(phi)
+        inputs: list[Array] = []
+
+        def tap(index: int, h: Array) -> Array:
+            inputs.append(h)
+            return taps[index]
+
+        z = network.augment(model.tapped(net["weights"], fixed, x, tap))
         return z @ net["head"], (z, inputs)
 
     k = net["head"].shape[1]
     # A zero that varies over devices where the points do: see ``points.varying_zero``.
-    taps = [tap + 0 * weight[:, None] for tap in model.taps(net["weights"], x.shape[0])]
+    zero = 0 * weight[:, None]
+    taps = [
+        (zero + jnp.zeros_like(layer["b"])).astype(layer["b"].dtype) for layer in net["weights"]
+    ]
     f, pull, (z, inputs) = jax.vjp(through, taps, has_aux=True)
     starts = weight[None, :, None] * jnp.eye(k, dtype=f.dtype)[:, None, :]  # [k, N, k]
     (signals,) = jax.vmap(pull)(starts)
@@ -138,4 +165,4 @@ def layer_rows(
 
 def is_tapped(model: Model) -> TypeGuard[TappedModel]:
     """Whether a backbone shows the inputs of its layers."""
-    return callable(getattr(model, "tapped", None)) and callable(getattr(model, "taps", None))
+    return callable(getattr(model, "tapped", None))

@@ -23,9 +23,9 @@ from lavajax.methods.base import (
     regulariser,
     scalar,
 )
-from lavajax.methods.lava_general import adapt_general, diagnose
+from lavajax.methods.lava_general import adapt_general, diagnose, loss
 from lavajax.methods.lava_head import absorb, adapt_head, conclude
-from lavajax.methods.noise import learned_noise, noise_variance, outer_loss
+from lavajax.methods.noise import learned_noise, noise_variance
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
@@ -270,7 +270,7 @@ class Lava:
     absorb = absorb
     conclude = conclude
     diagnose = diagnose
-    loss = outer_loss
+    loss = loss
     memory = no_memory
     step = gradient_step
 

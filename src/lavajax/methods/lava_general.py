@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lavajax import precision, tangent
+from lavajax import points, precision, tangent
 from lavajax.curvature import PointLosses
 from lavajax.losses import constant_curvature
-from lavajax.methods.base import bind_support, inner_rate
+from lavajax.methods.base import bind_support, inner_rate, prior_of
+from lavajax.methods.noise import outer_loss
 from lavajax.subspace import Bound, Context, Full, Head
-from lavajax.types import Adapted, Array, MetaParams, Points, PyTree
+from lavajax.types import Adapted, Array, MetaParams, Points, PyTree, Task
 
 if TYPE_CHECKING:
     from lavajax.methods.lava import Lava
@@ -148,19 +149,59 @@ def _adapt_in_span(method: Lava, params: MetaParams, apart: PointLosses, prior: 
     """theta_0 + J^T u, without a step or a curvature ever written out."""
     jacobian: tangent.Jacobian
     if tangent.is_tapped(method.model):
-        backbone = params.fixed["backbone"]
-        f, jacobian = tangent.layer_rows(method.model, prior, backbone, apart.inputs, apart.weight)
+        f, jacobian = _layer_rows(method, params, apart)
     else:
         f, jacobian = apart.jacobian(prior, fan=False)
-    gram = jacobian.gram()
+    u = _solve_in_span(method, params, apart, f, jacobian.gram())
+    return jax.tree.map(jnp.add, prior, jacobian.combine(u))
+
+
+def loss(method: Lava, params: MetaParams, task: Task, key: Array | None) -> Array:
+    """The loss of the query after adapting; see ``Method``.
+
+    Where all weights adapt by their layers' inputs and signals at few points, no task has a copy
+    of the weights: they are moved by matrices of low rank, in the pass itself.
+    """
+    model, number = method.model, task.support.x.shape[0]
+    if not (isinstance(method.subspace, Full) and tangent.is_tapped(model) and number):
+        return outer_loss(method, params, task, key)
+    support, bound = bind_support(method, params, task.support)
+    prior = bound.prior
+    apart = PointLosses.of(method.point_loss, support, bound)
+    widest = max(layer["b"].shape[0] for layer in prior["weights"])
+    if number > widest or not _in_span(method, apart, prior):
+        return outer_loss(method, params, task, key)
+    f, jacobian = _layer_rows(method, params, apart)
+    u = _solve_in_span(method, params, apart, f, jacobian.gram())
+    query = points.sanitise(task.query)
+    shared = prior_of(method, params).block
+    after = jacobian.outputs_after(model, shared, params.fixed["backbone"], query.x, u)
+    return points.mean_loss(method.point_loss, precision.lift(after), query)
+
+
+def _layer_rows(
+    method: Lava, params: MetaParams, apart: PointLosses
+) -> tuple[Array, tangent.LayerRows]:
+    """Outputs and Jacobian at the prior, by weights that all tasks share.
+
+    The prior block of ``bind_support`` varies with the task, and would be one for each.
+    """
+    assert tangent.is_tapped(method.model)
+    shared, fixed = prior_of(method, params).block, params.fixed["backbone"]
+    return tangent.layer_rows(method.model, shared, fixed, apart.inputs, apart.weight)
+
+
+def _solve_in_span(
+    method: Lava, params: MetaParams, apart: PointLosses, f: Array, gram: Array
+) -> Array:
+    """u ``[N, k]``, given the outputs ``[N, k]`` and J J^T ``[N, k, N, k]`` at the prior."""
     blocks = jnp.einsum("nknl->nkl", gram)
     epsilon = _epsilon_at_prior(method, params, apart, f, blocks)
     if method.linear_steps:
         steps = _newton(method, params, apart, f, blocks)
     else:
         steps = apart.gradient_coefficients(f, inner_rate(method, params))
-    u = precision.combine_in_span(gram, steps, apart.loss_factors(f), apart.count, epsilon)
-    return jax.tree.map(jnp.add, prior, jacobian.combine(u))
+    return precision.combine_in_span(gram, steps, apart.loss_factors(f), apart.count, epsilon)
 
 
 def _head_in_span(method: Lava, apart: PointLosses, prior: PyTree) -> bool:

@@ -51,16 +51,21 @@ class TappedModel(Model, Protocol):
     """A backbone made of linear layers that it shows; adapting all weights is then much cheaper.
 
     Its weights are a list of layers ``{"w": [in, out], "b": [out]}``, and its points do not see
-    each other. A tap is added to the output of its layer, before any activation.
+    each other.
     """
 
-    def taps(self, weights: PyTree, points: int) -> list[Array]:
-        """Zeros to add to the outputs of the layers, each ``[N, out]``."""
-
     def tapped(
-        self, weights: PyTree, fixed: PyTree, x: Array, taps: list[Array]
-    ) -> tuple[Array, list[Array]]:
-        """Features ``[N, D]`` under taps, and the input ``[N, in]`` of each layer."""
+        self, weights: PyTree, fixed: PyTree, x: Array, tap: Callable[[int, Array], Array]
+    ) -> Array:
+        """Features ``[N, D]``, with something added to the output of every layer.
+
+        Args:
+            weights: as ``init`` gave them.
+            fixed: as ``init`` gave them.
+            x: inputs ``[N, ...]``.
+            tap: takes the index of a layer, from 0, and its input ``[N, in]``; what it returns,
+                ``[N, out]``, is added to the layer's output, before any activation.
+        """
 
 
 class LayeredModel(Model, Protocol):

@@ -1,0 +1,227 @@
+"""Time of adapting a head against its size: min(N, P)^2 max(N, P), and no Hessian is built.
+
+    python benchmarks/head_scaling.py [--quick] [--out FOLDER]
+
+Three sweeps with k = 10 outputs, of features that are given: N points at P = 4,096 features; P
+features at N = 4,096 points; and P features at N = 10 points, beside the paper's literal route,
+whose N Hessians have (k P)^2 numbers each. That one runs in a process of bounded memory, and only
+where XLA's account of the compiled program leaves room.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import resource
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import measuring
+
+# isort: split
+import jax
+import numpy as np
+
+import figures
+import lavajax
+from lavajax.types import Array, MetaParams, Points, PyTree
+
+NUMBERS = {"N": "points N", "P": "features P"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """Features that are the inputs themselves."""
+
+    def init(self, key: Array, x: Array, context: Array | None = None) -> tuple[PyTree, PyTree]:
+        """Nothing to draw."""
+        return {}, {}
+
+    def features(
+        self,
+        weights: PyTree,
+        fixed: PyTree,
+        x: Array,
+        *,
+        context: Array | None = None,
+        mask: Array | None = None,
+    ) -> Array:
+        """The inputs ``[N, D]``."""
+        return x
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    Attributes:
+        large: N and P where they do not vary.
+        sizes: of the sweeps.
+        outputs: k.
+        points: N of the literal route.
+        literal: its P.
+        repeats: turns of every timing.
+        memory: bytes that the literal route may take.
+    """
+
+    large: int = 4096
+    sizes: tuple[int, ...] = (10, 32, 128, 512, 1024, 2048, 4096)
+    outputs: int = 10
+    points: int = 10
+    literal: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512, 1024)
+    repeats: int = 3
+    memory: int = 10 * 2**30
+
+
+QUICK = Settings(64, (16, 32, 64), 2, 3, (4, 8), 2, 2**31)
+NAIVE = {"curvature": "hessian", "solver": "naive"}
+
+
+def problem(n: int, p: int, k: int, **options: Any) -> tuple[MetaParams, Points]:
+    """A head ``[P, k]`` before adaptation, and N points for it."""
+    x = jax.random.normal(jax.random.key(0), (n, p - 1)) / np.sqrt(p)
+    y = jax.random.normal(jax.random.key(1), (n, k))
+    return lavajax.Lava(Given(), **options).init(jax.random.key(2), x, y), Points(x, y)
+
+
+def adapted(params: MetaParams, support: Points) -> Array:
+    """The adapted head."""
+    return params.method.adapt(params, support).block
+
+
+def seconds(n: int, p: int, k: int, repeats: int) -> float:
+    """Of one adaptation in closed form."""
+    run = partial(jax.jit(adapted), *problem(n, p, k))
+    return measuring.interleaved({"": run}, repeats=repeats)[""]
+
+
+def literal_seconds(n: int, p: int, k: int, repeats: int, memory: int) -> tuple[int, float | None]:
+    """Bytes and seconds of the literal route; None where it would take too many bytes."""
+    params, support = problem(n, p, k, **NAIVE)
+    compiled = jax.jit(adapted).lower(params, support).compile()
+    needed = measuring.temporaries(compiled)
+    if needed > memory:
+        return needed, None
+    run = partial(compiled, params, support)
+    return needed, measuring.interleaved({"": run}, repeats=repeats)[""]
+
+
+def bounded(memory: int) -> None:
+    """Bounds the address space of this process, beyond what an idle one reserves."""
+    limit = memory + 4 * 2**30
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def literal(settings: Settings, p: int) -> tuple[int, float | None]:
+    """The same in a process of its own."""
+    with ProcessPoolExecutor(
+        1, mp_context=get_context("spawn"), initializer=bounded, initargs=(settings.memory,)
+    ) as pool:
+        arguments = (settings.points, p, settings.outputs, settings.repeats, settings.memory)
+        try:
+            return pool.submit(literal_seconds, *arguments).result()
+        except (BrokenProcessPool, MemoryError, jax.errors.JaxRuntimeError) as error:
+            print(f"the literal route at P = {p} failed: {str(error).splitlines()[0][:80]}")
+            return 0, None
+
+
+def measure(settings: Settings) -> dict[str, Any]:
+    """All three sweeps: ``[size, seconds]`` of each, and ``[size, bytes, seconds]`` literally."""
+    large, k = settings.large, settings.outputs
+
+    def sweep(at: dict[str, int], name: str, sizes: tuple[int, ...]) -> list[tuple[int, float]]:
+        rows = []
+        for size in sizes:
+            shape = at | {name: size}
+            rows.append((size, seconds(shape["N"], shape["P"], k, settings.repeats)))
+            print(f"N = {shape['N']}, P = {shape['P']}: {1e3 * rows[-1][1]:.3f} ms", flush=True)
+        return rows
+
+    every = tuple(sorted({*settings.literal, large}))
+    found: dict[str, Any] = {
+        "points": sweep({"P": large}, "N", settings.sizes),
+        "features": sweep({"N": large}, "P", settings.sizes),
+        "few points": sweep({"N": settings.points}, "P", every),
+        "literal": [],
+    }
+    for p in settings.literal:
+        needed, time = literal(settings, p)
+        found["literal"].append((p, needed, time))
+        shown = "does not fit" if time is None else f"{1e3 * time:.3f} ms"
+        print(f"literally, P = {p}: {needed / 2**20:.0f} MiB, {shown}", flush=True)
+        if time is None:
+            break
+    return found | {"powers": powers(found, settings)}
+
+
+def powers(found: dict[str, Any], settings: Settings) -> dict[str, float]:
+    """Exponents of time in min(N, P), and for few points in P, over the larger half of the sizes.
+
+    Below, the product of the inputs with the head, of time N P k, is a large part.
+    """
+    rows = {name: found[name] for name in ("points", "features", "few points")}
+    rows["literal"] = [(p, time) for p, _, time in found["literal"] if time is not None]
+    fitted = {}
+    for name, values in rows.items():
+        if len(values) < 2:
+            continue
+        x, y = np.log(np.array(values[-max(2, len(values) // 2) :])).T
+        fitted[name] = float(np.polyfit(x, y, 1)[0])
+    return fitted
+
+
+def draw(found: dict[str, Any], settings: Settings, path: Path) -> None:
+    """Time against N and P, and beside the literal route."""
+    plt = figures.pyplot()
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 3.2), layout="constrained")
+    power = found["powers"]
+    large = f"{settings.large:,d}"
+
+    def line(axis: Any, rows: list[Any], look: str, colour: str, label: str) -> None:
+        axis.plot(*zip(*rows, strict=True), look, color=colour, ms=4, label=label)
+
+    shown = f"N points, P = {large}: time ~ N^{power['points']:.1f}"
+    line(left, found["points"], "o-", figures.VERMILION, shown)
+    shown = f"P features, N = {large}: time ~ P^{power['features']:.1f}"
+    line(left, found["features"], "s--", figures.BLUE, shown)
+    left.set_xlabel("N or P")
+    shown = f"closed form: time ~ P^{power['few points']:.1f}"
+    line(right, found["few points"], "o-", figures.VERMILION, shown)
+    if literal := [(p, time) for p, _, time in found["literal"] if time is not None]:
+        shown = f"literal: time ~ P^{power['literal']:.1f}" if "literal" in power else "literal"
+        line(right, literal, "D-", figures.GREEN, shown)
+    right.axvline(found["literal"][-1][0], color=figures.GREY, ls=":", lw=1)
+    right.set_xlabel(f"features P, with N = {settings.points} points")
+    for axis in (left, right):
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.legend(fontsize=7)
+    left.set_ylabel("seconds to adapt")
+    figures.save(figure, path)
+
+
+def main() -> None:
+    """Measures, prints the exponents, and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="everything tiny: is it sound?")
+    parser.add_argument("--out", type=Path, help="folder; benchmarks/results where not given")
+    args = parser.parse_args()
+    settings = QUICK if args.quick else Settings()
+    folder = args.out or (Path("runs/head_scaling_quick") if args.quick else measuring.RESULTS)
+    found = measure(settings)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    for name, power in found["powers"].items():
+        limit = "as large as it likes" if name == "literal" else "1" if "few" in name else "2"
+        print(f"{name:12s} time grows by the power {power:.2f}; expected at most: {limit}")
+    print(f"peak memory in closed form {peak:.2f} GiB, of 24")
+    data = {"settings": dataclasses.asdict(settings), "peak_gib": peak, **found}
+    measuring.write_results("head_scaling", data, folder)
+    draw(found, settings, folder / "head_scaling.png")
+
+
+if __name__ == "__main__":
+    main()

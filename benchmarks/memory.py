@@ -1,0 +1,149 @@
+"""Memory of adapting all weights: it grows with the width, not with the number of weights.
+
+    python benchmarks/memory.py [--quick] [--out FOLDER]
+
+The tangent kernel and the step need only what enters each layer and the signal that comes back to
+its output, N points times the width. Shown is what the compiled program needs beside its arguments
+and results, by XLA's own account: of adapting to B tasks, whose result is B copies of the weights,
+and of the loss and meta-gradient of B tasks, where there is no such copy. Beside both stand the
+same of a backbone that hides its layers, which has a row of the Jacobian for every point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import measuring
+
+# isort: split
+import jax
+import numpy as np
+
+import figures
+import lavajax
+from lavajax.outer import BatchExpectation, meta_gradient
+from lavajax.types import Array, MetaParams, PyTree, Task
+
+PARTS = {
+    "adaptation": ("o-", figures.VERMILION),
+    "training step": ("s-", figures.BLUE),
+    "adaptation, layers hidden": ("o:", figures.ORANGE),
+    "training step, layers hidden": ("s:", figures.SKY),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Hidden:
+    """A backbone that does not show the layers of another."""
+
+    inner: lavajax.MLP
+
+    def init(self, key: Array, x: Array, context: Array | None = None) -> tuple[PyTree, PyTree]:
+        """As the other's."""
+        return self.inner.init(key, x, context)
+
+    def features(
+        self,
+        weights: PyTree,
+        fixed: PyTree,
+        x: Array,
+        *,
+        context: Array | None = None,
+        mask: Array | None = None,
+    ) -> Array:
+        """As the other's."""
+        return self.inner.features(weights, fixed, x, context=context, mask=mask)
+
+
+def measure(width: int, meta_batch: int, tasks: lavajax.Sine) -> dict[str, Any]:
+    """Bytes of temporaries of every part, of the copies of the weights, and of N B widths."""
+    shown = lavajax.MLP(hidden=(width,) * 3)
+    keys = jax.random.split(jax.random.key(0), meta_batch)
+    batch = jax.eval_shape(lambda: jax.vmap(tasks.sample)(keys))
+    found: dict[str, Any] = {"width": width}
+    for suffix, model in (("", shown), (", layers hidden", Hidden(shown))):
+        method = lavajax.Lava(model, subspace=lavajax.Full())
+        example = jax.eval_shape(tasks.sample, keys[0]).support
+        params = jax.eval_shape(method.init, keys[0], example.x, example.y)
+
+        def adapt(params: MetaParams, batch: Task, method: lavajax.Lava = method) -> PyTree:
+            return jax.vmap(lambda task: method.adapt(params, task.support).block)(batch)
+
+        def train(params: MetaParams, batch: Task, method: lavajax.Lava = method) -> PyTree:
+            return meta_gradient(method, params, BatchExpectation(batch, keys))
+
+        for name, function in (("adaptation", adapt), ("training step", train)):
+            compiled = jax.jit(function).lower(params, batch).compile()
+            found[name + suffix] = measuring.temporaries(compiled)
+    weights = sum(leaf.size for leaf in jax.tree.leaves(params.learned))
+    return found | {
+        "copies of the weights": 4 * meta_batch * weights,
+        "points times width": 4 * meta_batch * tasks.shots * width,
+    }
+
+
+def exponents(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The power of the width by which each part grows, over the widest half."""
+    wide = rows[len(rows) // 2 - (len(rows) < 4) :]
+    x = np.log([row["width"] for row in wide])
+    names = [*PARTS, "copies of the weights"]
+    return {name: float(np.polyfit(x, np.log([row[name] for row in wide]), 1)[0]) for name in names}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as text, in MB."""
+    names = [*PARTS, "copies of the weights"]
+    lines = ["width" + "".join(f"{name:>30s}" for name in names)]
+    lines += [
+        f"{row['width']:5d}" + "".join(f"{row[name] / 1e6:27.1f} MB" for name in names)
+        for row in rows
+    ]
+    growth = exponents(rows)
+    lines.append("power" + "".join(f"{growth[name]:30.2f}" for name in names))
+    lines.append("the first two should be at most 1")
+    return "\n".join(lines)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Bytes against the width."""
+    plt = figures.pyplot()
+    figure, axis = plt.subplots(figsize=(5.2, 3.6), layout="constrained")
+    widths = [row["width"] for row in rows]
+    for name, (look, colour) in PARTS.items():
+        axis.plot(widths, [row[name] / 1e6 for row in rows], look, color=colour, ms=4, label=name)
+    copies = [row["copies of the weights"] / 1e6 for row in rows]
+    axis.plot(widths, copies, "--", color=figures.GREY, label="B copies of the weights")
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xlabel("width of the layers")
+    axis.set_ylabel("MB of temporaries")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=7)
+    figures.save(figure, path)
+
+
+def main() -> None:
+    """Compiles at every width, and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="two narrow widths")
+    parser.add_argument("--meta-batch", type=int, default=10, help="tasks, B")
+    parser.add_argument("--shots", type=int, default=10, help="support points, N")
+    parser.add_argument("--out", type=Path, help="folder; benchmarks/results where not given")
+    args = parser.parse_args()
+    tasks = lavajax.Sine(shots=args.shots)
+    widths = (16, 32) if args.quick else (64, 128, 256, 512, 1024)
+    rows = []
+    for width in widths:
+        rows.append(measure(width, args.meta_batch, tasks))
+        print(f"width {width} compiled", flush=True)
+    print(table(rows))
+    folder = args.out or (Path("runs/memory_quick") if args.quick else measuring.RESULTS)
+    settings = {"meta_batch": args.meta_batch, "shots": tasks.shots, "queries": tasks.queries}
+    measuring.write_results("memory", {**settings, "rows": rows, "powers": exponents(rows)}, folder)
+    draw(rows, folder / "memory.png")
+
+
+if __name__ == "__main__":
+    main()

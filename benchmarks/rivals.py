@@ -1,0 +1,251 @@
+"""A training step of LAVA's head beside the same step elsewhere, on the CPU, in one run.
+
+    python benchmarks/rivals.py [--quick] [--compile] [--meta-batch 10 64] [--out FOLDER]
+
+The rivals are PyTorch with the same closed form batched by hand, plain and by ``torch.compile``;
+PyTorch with the paper's Hessian of the whole head per point, by ``torch.func`` and by ``higher`` in
+a loop over tasks; and that Hessian by ``vmap(jax.hessian)``, which is the library's naive solver.
+Every one has the same network, 50 query points and Adam, and a step draws its own tasks. Before
+anything is timed, its loss and gradient must equal the library's at equal parameters and data.
+
+PyTorch is timed with one thread and with two, and the faster counts; XLA takes what it likes. What
+is not installed is left out, by name: pip install 'lavajax[peers]'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import measuring
+
+# isort: split
+import jax
+import optax
+
+import figures
+import lavajax
+from gpu_check import distance
+from lavajax.outer import BatchExpectation, meta_gradient
+from lavajax.train import init_state, run_steps
+
+OURS = "lavajax, closed form"
+NAIVE = "lavajax, naive: vmap(jax.hessian)"
+CLOSED, COMPILED = "PyTorch, closed form", "PyTorch, closed form, torch.compile"
+FULL, LOOP = "PyTorch, torch.func Hessians", "PyTorch, higher, loop over tasks"
+LOOKS = {
+    OURS: (figures.VERMILION, "o"),
+    NAIVE: (figures.ORANGE, "s"),
+    CLOSED: (figures.BLUE, "^"),
+    COMPILED: (figures.SKY, "v"),
+    FULL: (figures.GREEN, "D"),
+    LOOP: (figures.PURPLE, "X"),
+}
+CHEAP = (OURS, CLOSED, COMPILED)
+RATE = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is measured.
+
+    Attributes:
+        sizes: meta-batches.
+        literal: the largest meta-batch with a Hessian for each point.
+        looped: the largest in a loop over tasks.
+        points: support and query points in one turn, about: it decides the steps in a turn.
+        repeats: turns.
+        model: backbone.
+        shots: N.
+        queries: M.
+    """
+
+    sizes: tuple[int, ...] = (10, 64, 256, 1024)
+    literal: int = 64
+    looped: int = 10
+    points: int = 60_000
+    repeats: int = 7
+    model: lavajax.MLP = lavajax.MLP()
+    shots: int = 10
+    queries: int = 50
+
+    @property
+    def tasks(self) -> lavajax.Sine:
+        """What is trained on."""
+        return lavajax.Sine(shots=self.shots, queries=self.queries)
+
+    def within(self, name: str, size: int) -> bool:
+        """Whether a rival is measured at a meta-batch."""
+        most = {NAIVE: self.literal, FULL: self.literal, LOOP: self.looped}
+        return size <= most.get(name, size)
+
+
+QUICK = Settings((2, 4), 4, 2, points=1, repeats=2, model=lavajax.MLP((8,)), shots=3, queries=4)
+
+
+def target(name: str, size: int) -> float:
+    """How many times as long as ours a rival should take, at least."""
+    if name in (CLOSED, COMPILED):
+        return 2.0 if size <= 10 else 1.0
+    return {NAIVE: 4.0, FULL: 10.0, LOOP: 100.0}[name]
+
+
+def torch_peers() -> Any:
+    """The module of that name, which imports PyTorch."""
+    return importlib.import_module("torch_peers")
+
+
+def torch_losses(*, compiling: bool) -> tuple[dict[str, Any], list[str]]:
+    """The losses of the PyTorch rivals by name, and what is left out, and why."""
+    if importlib.util.find_spec("torch") is None:
+        return {}, [f"{name}: torch is not installed" for name in (CLOSED, COMPILED, FULL, LOOP)]
+    peers = torch_peers()
+    losses = {CLOSED: peers.closed_form, FULL: peers.full_hessians}
+    skipped = []
+    if not compiling:
+        skipped.append(f"{COMPILED}: not asked for, it takes minutes to compile")
+    elif shutil.which("c++") is None:
+        skipped.append(f"{COMPILED}: it needs a C++ compiler")
+    else:
+        losses[COMPILED] = peers.compiled(peers.closed_form)
+    if importlib.util.find_spec("higher") is None:
+        skipped.append(f"{LOOP}: higher is not installed")
+    else:
+        losses[LOOP] = peers.higher_loop
+    return losses, skipped
+
+
+def check(losses: dict[str, Any], settings: Settings, size: int = 3) -> dict[str, float]:
+    """How far each rival's loss and gradient are from ours, relative; the larger of the two.
+
+    Raises:
+        AssertionError: further than float32 explains.
+    """
+    method, tasks = lavajax.Lava(settings.model), settings.tasks
+    state = init_state(method, tasks, optax.adam(RATE), jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1), size)
+    batch = jax.vmap(tasks.sample)(keys)
+    expected = meta_gradient(method, state.params, BatchExpectation(batch, keys))
+    gaps = {}
+    for name, loss in losses.items():
+        found = torch_peers().value_and_grad(loss, state.params.learned, batch)
+        gaps[name] = max(distance(a, b) for a, b in zip(found, expected, strict=True))
+        assert gaps[name] < 1e-4, f"{name} is not the same step: off by {gaps[name]:.1e}"
+    return gaps
+
+
+def measure(losses: dict[str, Any], settings: Settings, size: int) -> list[dict[str, Any]]:
+    """Milliseconds of a step of ours and of all rivals at one meta-batch, which take turns."""
+    model, tasks, tx = settings.model, settings.tasks, optax.adam(RATE)
+    usual = max(1, settings.points // (size * (settings.shots + settings.queries)))
+    steps = {name: usual if name in CHEAP else max(1, usual // 10) for name in LOOKS} | {LOOP: 1}
+    runs: dict[str, Callable[[], Any]] = {}
+    threads: dict[str, tuple[str, int | None]] = {}
+    for name, method in {
+        OURS: lavajax.Lava(model),
+        NAIVE: lavajax.Lava(model, curvature="hessian", solver="naive"),
+    }.items():
+        state = init_state(method, tasks, tx, jax.random.key(0))
+        chunk = jax.jit(
+            lambda state, number=steps[name]: run_steps(
+                state, tasks, tx, 0, number, meta_batch=size
+            )
+        )
+        if settings.within(name, size):
+            runs[name], threads[name] = partial(chunk, state), (name, None)
+    for name, loss in losses.items():
+        if settings.within(name, size):
+            take = torch_peers().trainer(loss, state.params.learned, tasks, size, RATE)
+            for count in (1, 2):
+                label = f"{name}, {count}"
+                runs[label] = partial(take, steps[name], count)
+                threads[label] = name, count
+    seconds = measuring.interleaved(runs, repeats=settings.repeats)
+    fastest: dict[str, dict[str, Any]] = {}
+    for label in sorted(seconds, key=seconds.__getitem__, reverse=True):
+        name, number = threads[label]
+        ms = 1e3 * seconds[label] / steps[name]
+        fastest[name] = {"meta_batch": size, "name": name, "threads": number, "ms": ms}
+    return [fastest[name] for name in LOOKS if name in fastest]
+
+
+def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, and how many times as long as ours each takes, beside the target."""
+    ours = {row["meta_batch"]: row["ms"] for row in rows if row["name"] == OURS}
+    return [
+        row
+        if row["name"] == OURS
+        else row
+        | {"ratio": row["ms"] / ours[row["meta_batch"]]}
+        | {"target": target(row["name"], row["meta_batch"])}
+        for row in rows
+    ]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as text."""
+    lines = [f"{'B':>5s}  {'':36s}threads   ms a step   times ours   at least"]
+    for row in rows:
+        times = f"{row['ratio']:13.2f}{row['target']:11.0f}" if "ratio" in row else ""
+        threads = row["threads"] or ""
+        lines.append(
+            f"{row['meta_batch']:5d}  {row['name']:36s}{threads!s:>7s}{row['ms']:12.3f}{times}"
+        )
+    return "\n".join(lines)
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Time of a step against the meta-batch, a line for each."""
+    plt = figures.pyplot()
+    figure, axis = plt.subplots(figsize=(5.6, 3.6), layout="constrained")
+    for name, (colour, marker) in LOOKS.items():
+        here = [row for row in rows if row["name"] == name]
+        if here:
+            x, y = [row["meta_batch"] for row in here], [row["ms"] for row in here]
+            axis.plot(x, y, f"{marker}-", color=colour, ms=5, label=name)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xlabel("tasks in a training step")
+    axis.set_ylabel("ms per training step")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=7)
+    figures.save(figure, path)
+
+
+def main() -> None:
+    """Checks, measures, and writes the results; sizes already measured elsewhere are kept."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="everything tiny: is it sound?")
+    parser.add_argument("--meta-batch", type=int, nargs="+", help="only these sizes")
+    parser.add_argument("--compile", action="store_true", help="torch.compile too: minutes more")
+    parser.add_argument("--out", type=Path, help="folder; benchmarks/results where not given")
+    args = parser.parse_args()
+    settings = QUICK if args.quick else Settings()
+    folder = args.out or (Path("runs/rivals_quick") if args.quick else measuring.RESULTS)
+    sizes = args.meta_batch or settings.sizes
+    losses, skipped = torch_losses(compiling=args.compile)
+    for line in skipped:
+        print(f"skipped: {line}")
+    gaps = check(losses, settings) if losses else {}
+    for name, gap in gaps.items():
+        print(f"{name}: loss and gradient within {gap:.0e} of ours")
+    kept = []
+    if args.meta_batch and (folder / "rivals.json").exists():
+        found = json.loads((folder / "rivals.json").read_text())["rows"]
+        kept = [row for row in found if row["meta_batch"] not in sizes]
+    rows = [row for size in sizes for row in measure(losses, settings, size)]
+    rows = with_ratios(sorted(kept + rows, key=lambda row: row["meta_batch"]))
+    print(table(rows))
+    measuring.write_results("rivals", {"gaps": gaps, "skipped": skipped, "rows": rows}, folder)
+    draw(rows, folder / "rivals.png")
+
+
+if __name__ == "__main__":
+    main()

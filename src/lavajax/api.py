@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lavajax import frame
-from lavajax.methods.base import Method, expected_params
+from lavajax.methods.base import Method, check_batch, expected_params
 from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec, Prediction
 
 
@@ -241,6 +241,7 @@ def _check_values(params: MetaParams, x: Array, y: Array, mask: Array | None) ->
                     f"{name} must be finite in {values.dtype}, got NaN or infinity at point "
                     f"{index}; leave such points out, or set their mask to False"
                 )
+    check_batch(params, x, int(real.sum()))
     params.method.point_loss.check(np.asarray(y)[real])
 
 

@@ -79,7 +79,6 @@ def test_a_loss_with_a_rule_of_its_own_has_no_forward_mode():
 LAVA = lj.Lava(SMALL, learn_epsilon=True)
 OWN_RULE = {
     "head": LAVA,
-    "head, naive": dataclasses.replace(LAVA, solver="naive", inner_steps=2),
     "head, exact and naive": dataclasses.replace(LAVA, solver="naive", curvature="hessian"),
     "context, exact": dataclasses.replace(LAVA, subspace=CONTEXT, curvature="hessian"),
     "full, exact": dataclasses.replace(LAVA, subspace=FULL, curvature="hessian", epsilon=9.0),

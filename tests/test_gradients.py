@@ -54,7 +54,7 @@ SETTINGS = {
     "full-map": lava(FULL, "map"),
     "full-2-adapted": lava(FULL, 2, curvature_at="adapted"),
     "full-primal": lava(FULL, solver="primal"),
-    "full-hessian": lava(FULL, curvature="hessian"),
+    "full-hessian": lava(FULL, curvature="hessian", epsilon=5.0),
     "full-classes": lava(FULL, point_loss=CLASSES),
     "maml": lj.Maml(SMOOTH, inner_steps=2),
     "anil": lj.Anil(SMOOTH, inner_steps=2),

@@ -310,9 +310,9 @@ class NnxDropout(nnx.Module):
 
 
 def test_dropout_is_deterministic_or_refused():
-    """Inside an adaptation it would repeat one and the same mask."""
+    """See ``test_dropout.py`` for training."""
     points = make_points(5)
-    with pytest.raises(ValueError, match="deterministic=True in its Dropout layers"):
+    with pytest.raises(ValueError, match="argument deterministic and pass it to its Dropout"):
         draw(lj.Linen(LinenDropout(deterministic=False)), points.x)
     model = lj.NNX(NnxDropout)
     weights, fixed = draw(model, points.x)
@@ -385,7 +385,7 @@ def test_batch_norm_uses_the_batch_at_hand_and_leaves_padding_out(model):
         expected = adapt(params, support)
         assert_different(expected, params["head"])
         padded = lj.Points(
-            jnp.concatenate([support.x, jnp.full((3, 1), 1e3)]),
+            jnp.concatenate([support.x, jnp.full((3, 1), jnp.nan)]),
             jnp.concatenate([support.y, jnp.full((3, 1), jnp.nan)]),
             jnp.arange(7) < 4,
         )
@@ -400,6 +400,19 @@ def test_batch_norm_is_refused_where_points_are_taken_apart(model):
     for subspace in (lj.Full(), lj.Context(2)):
         with pytest.raises(ValueError, match=r"couples the points.*Head\(\)"):
             make_params(lj.Lava(model, subspace=subspace), support)
+
+
+@NORMALISED
+def test_batch_norm_refuses_a_single_point(model):
+    """Whatever it is, it would be normalised away; also where a mask leaves one."""
+    support = make_points(4)
+    params = make_params(lj.Anil(model), support)
+    one = lj.Points(support.x[:1], support.y[:1])
+    for points in (one, dataclasses.replace(support, mask=jnp.arange(4) == 2)):
+        with pytest.raises(ValueError, match="at least 2 points for a model with batch norm"):
+            lj.adapt(params, points)
+    with pytest.raises(ValueError, match="at least 2 points"):
+        jax.eval_shape(params.method.loss, params, lj.Task(one, support), None)
 
 
 @NORMALISED

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lavajax import frame
-from lavajax.methods.base import Method, expected_params
+from lavajax.methods.base import Method, check_batch, expected_params
 from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec, Prediction
 
 
@@ -37,11 +37,14 @@ def adapt(
 
     Raises:
         ValueError: shapes do not fit the model; a column is missing or holds anything but numbers;
-            or, outside ``jit``, a real point is NaN or infinite or a label is out of range. Under
-            ``jit`` such values propagate.
+            or, outside ``jit``, a real point is NaN or infinite, a label is out of range, or exact
+            Hessians leave no estimate (see ``Lava.curvature``). Under ``jit`` such values, and an
+            estimate of NaN, propagate.
     """
     check_params(params)
-    return _adapt(params.standardised, check_points(params, support), key)
+    adapted = _adapt(params.standardised, check_points(params, support), key)
+    _check_estimate(params.method, adapted)
+    return adapted
 
 
 def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
@@ -106,6 +109,16 @@ _sample = jax.jit(
     lambda params, adapted, x, key, number: params.method.sample(params, adapted, x, key, number),
     static_argnums=4,
 )
+
+
+def _check_estimate(method: Method, adapted: Adapted) -> None:
+    """Looks at an estimate that may be NaN, where there are values to look at."""
+    why = getattr(method, "why_no_estimate", None)
+    leaves = jax.tree.leaves(adapted.block)
+    if why is None or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return
+    if not all(np.isfinite(leaf).all() for leaf in leaves):
+        raise ValueError(f"support must have an estimate, got NaN: {why}")
 
 
 def _check_adapted(adapted: Any) -> None:
@@ -228,6 +241,7 @@ def _check_values(params: MetaParams, x: Array, y: Array, mask: Array | None) ->
                     f"{name} must be finite in {values.dtype}, got NaN or infinity at point "
                     f"{index}; leave such points out, or set their mask to False"
                 )
+    check_batch(params, x, int(real.sum()))
     params.method.point_loss.check(np.asarray(y)[real])
 
 

@@ -47,7 +47,12 @@ class Loss(Protocol):
         """
 
     def value(self, outputs: Array, y: Array) -> Array:
-        """The loss of outputs ``[k]`` at target ``y``, a scalar."""
+        """The loss of outputs ``[k]`` at target ``y``, a scalar.
+
+        Reverse mode must differentiate it twice, three times for exact Hessians in training; it may
+        have a rule of its own, ``jax.custom_vjp``, whose backward pass then must. Nothing takes it
+        forward.
+        """
 
     def mean(self, outputs: Array) -> Array:
         """The predicted mean ``[k]`` of the targets, given outputs ``[k]``."""

@@ -11,10 +11,14 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from lavajax.models.base import is_stochastic
 from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
 
 if TYPE_CHECKING:
     from lavajax.methods.base import Method
+
+# Folded into a task's key for what its backbone draws.
+_BACKBONE = 0xD409
 
 
 class Expectation(Protocol):
@@ -143,9 +147,27 @@ def meta_gradient(
     """The mean task loss, and its gradient in the learned leaves."""
 
     def objective(learned: dict[str, Any], task: Task, key: Array) -> Array:
-        return method.loss(params.replace_learned(learned), task, key)
+        return training_loss(method, params.replace_learned(learned), task, key)
 
     return expect.value_and_grad(objective, params.learned)
+
+
+def training_loss(method: Method, params: MetaParams, task: Task, key: Array) -> Array:
+    """``method.loss``, with a backbone that draws."""
+    return method.loss(in_training(params, key), task, key)
+
+
+def in_training(params: MetaParams, key: Array) -> MetaParams:
+    """The parameters as one task of an outer step sees them, given its key.
+
+    A backbone with dropout draws from it; any other is the same.
+    """
+    model = getattr(params.method, "model", None)
+    if not is_stochastic(model):
+        return params
+    # A key of its own: the method draws from the task's.
+    backbone = model.drawn(params.fixed["backbone"], jax.random.fold_in(key, _BACKBONE))
+    return dataclasses.replace(params, fixed={**params.fixed, "backbone": backbone})
 
 
 def storm(average: PyTree, now: PyTree, before: PyTree, gamma: float) -> PyTree:

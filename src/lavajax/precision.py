@@ -175,13 +175,25 @@ class Curvature(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """Matrices. Exact Hessians may be indefinite, so the solve is a general one (LU).
+    """Matrices. Exact Hessians may be indefinite: see ``definite``.
 
     Attributes:
         hessians: ``[N, n, n]``.
     """
 
     hessians: Array
+
+    def definite(self, ridge: Array | float) -> Array:
+        """1 where sum_i H_i + ridge I is positive definite, but for rounding, else NaN; a scalar.
+
+        The factor of an estimate, which where it is NaN would be no minimum of anything. It makes
+        the gradient NaN too.
+        """
+        total = lax.stop_gradient(jnp.sum(self.hessians, axis=0))
+        ridge = lax.stop_gradient(ridge)
+        rounding = 10 * jnp.finfo(total.dtype).eps * jnp.sum(jnp.abs(jnp.diagonal(total)))
+        root = jnp.linalg.cholesky(add_diagonal(total, ridge + rounding))
+        return jnp.where(jnp.all(jnp.isfinite(root)), 1.0, jnp.nan).astype(total.dtype)
 
     def traces(self) -> Array:
         """See ``Curvature``."""

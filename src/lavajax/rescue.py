@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax import lax
 
-from lavajax.outer import BatchExpectation
+from lavajax.outer import BatchExpectation, training_loss
 from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def not_finite(method: Method, params: MetaParams, expect: BatchExpectation) -> 
 
     def is_bad(task: Task, key: Array) -> Array:
         def loss(learned: dict[str, Any]) -> Array:
-            return method.loss(params.replace_learned(learned), task, key)
+            return training_loss(method, params.replace_learned(learned), task, key)
 
         return ~all_finite(jax.value_and_grad(loss)(learned))
 

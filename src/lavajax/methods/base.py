@@ -161,6 +161,19 @@ def check_apart(method: NetworkMethod, params: MetaParams) -> None:
         )
 
 
+def check_batch(params: MetaParams, x: Array, real: int) -> None:
+    """Requires vectors x ``[N, d]`` of which more than one is real, for batch normalisation.
+
+    Raises:
+        ValueError: one is, all of whose normalised features are 0.
+    """
+    if real == 1 and x.ndim == 2 and "batch_stats" in params.fixed.get("backbone", ()):
+        raise ValueError(
+            "support must have at least 2 points for a model with batch normalisation, which makes "
+            "the features of a single one 0 whatever it is, got 1; use layer or group normalisation"
+        )
+
+
 def expected_params(method: Method, spec: PointSpec) -> MetaParams:
     """The meta-parameters that a method makes for such points, as shapes and dtypes."""
 
@@ -237,7 +250,11 @@ def bind_support(
 
     The prior block is float32 or better, whatever the dtype of the network, and so is the block
     that an inner loop or a solve makes of it.
+
+    Raises:
+        ValueError: batch normalisation would leave nothing of the support.
     """
+    check_batch(params, support.x, support.x.shape[0])
     support = points.sanitise(support)
     bound = bind(method.subspace, method.model, params, support.x, support.mask)
     return support, bound._replace(prior=inner_start(bound.prior, support))

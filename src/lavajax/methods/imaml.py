@@ -138,7 +138,8 @@ class IMaml:
         if self.curvature == "ggn":
             slope = self._gauss_newton(held_support, held_bound, held_strength, solution)
         else:
-            _, slope = jax.linearize(jax.grad(held), solution)
+            _, pull = jax.vjp(jax.grad(held), solution)
+            slope = lambda move: pull(move)[0]  # noqa: E731  (H is symmetric)
         return Adapted(implicit(jax.grad(objective), slope, solution, self.cg_steps))
 
     predict = predict_mean
@@ -174,12 +175,14 @@ class IMaml:
         def fit(f: Array) -> Array:
             return points.mean_loss(self.point_loss, f, support)
 
-        f, push = jax.linearize(lambda block: bound.apply(block, bound.inputs, support.mask), block)
-        pull = jax.linear_transpose(push, block)
-        _, bend = jax.linearize(jax.grad(fit), f)
+        # Reverse mode alone, which rules of a user's own (``jax.custom_vjp``) have: J is the
+        # transpose of its transpose, and L'' is symmetric.
+        f, pull = jax.vjp(lambda block: bound.apply(block, bound.inputs, support.mask), block)
+        _, push = jax.vjp(lambda u: pull(u)[0], jnp.zeros_like(f))
+        _, bend = jax.vjp(jax.grad(fit), f)
 
         def product(move: PyTree) -> PyTree:
-            (curved,) = pull(bend(push(move)))
+            (curved,) = pull(*bend(*push(move)))
             return jax.tree.map(lambda a, b: a + (strength * b).astype(a.dtype), curved, move)
 
         return product

@@ -82,8 +82,9 @@ class Lava:
         prior_correction: count the prior once. As the paper writes it every point brings its own,
             N eps in all, which the more points there are holds the estimate the more; with the
             correction a point has the N-th part of eps.
-        curvature: ``"ggn"``; ``"hessian"``, exact by ``jax.hessian``, which may be indefinite
-            (see ``diagnose``); or ``"flat"``, the plain average of the steps.
+        curvature: ``"ggn"``; ``"hessian"``, exact. Where those of a task add up to a precision
+            that is not positive definite there is no estimate: it is NaN, and ``lavajax.adapt``
+            refuses (see ``diagnose``). Or ``"flat"``, the plain average of the steps.
         curvature_at: where H_i is taken: ``"adapted"``, theta_i, as in the paper, or ``"prior"``,
             theta_0, where one gradient step and the curvature share their passes.
             ``"auto"`` is ``"prior"`` for all weights and ``"adapted"`` otherwise.
@@ -278,6 +279,17 @@ class Lava:
     def route(self) -> precision.Route:
         """The form of the linear system."""
         return "auto" if self.solver == "naive" else self.solver
+
+    @property
+    def why_no_estimate(self) -> str | None:
+        """Why the estimate from finite points may be NaN; None where it is not."""
+        if self.curvature != "hessian":
+            return None
+        return (
+            "the exact Hessians of its points and epsilon add up to a precision that is not "
+            "positive definite (the eigenvalues of params.method.diagnose(params, support)); "
+            "curvature='ggn' always is, or a larger epsilon may do"
+        )
 
     @property
     def counted_steps(self) -> int:

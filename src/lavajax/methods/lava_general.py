@@ -36,6 +36,9 @@ def adapt_general(method: Lava, params: MetaParams, support: Points, bound: Boun
         block = precision.literal(fan, curvature, apart.weight, epsilon)
     else:
         block = precision.aggregate(prior, steps, curvature, apart.weight, epsilon)
+    if isinstance(curvature, precision.Dense):
+        definite = curvature.definite(apart.count * epsilon)
+        block = jax.tree.map(lambda leaf: leaf * definite, block)
     if not isinstance(curvature, precision.LowRank):
         return Adapted(block)
     rows = curvature.rows()
@@ -52,8 +55,8 @@ class LavaDiagnostics:
         hessians: H_i, ``[N, n, n]``; 0 for padding.
         epsilon: eps as used, a scalar.
         eigenvalues: of the precision sum_i H_i + N eps I, ``[n]``, ascending. One at or below 0
-            says that exact Hessians made it indefinite: the estimate is then no minimum of
-            anything. The condition number is the ratio of the last to the first.
+            says that exact Hessians made it indefinite: there is then no estimate. The condition
+            number is the ratio of the last to the first.
     """
 
     theta: PyTree

@@ -14,7 +14,7 @@ from lavajax.methods.base import loss_at, predict_mean
 from lavajax.methods.gradient import adapt_gradient, check_gradient, init_gradient
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
-from lavajax.outer import Expectation, apply_gradient, no_memory
+from lavajax.outer import Expectation, apply_gradient, in_training, no_memory
 from lavajax.subspace import Full, net_of
 from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
 
@@ -82,7 +82,7 @@ class Reptile:
         learned = state.params.learned
 
         def one(task: Task, key: Array) -> tuple[Array, PyTree]:
-            return self._train_on(state.params, task)
+            return self._train_on(in_training(state.params, key), task)
 
         loss, moves = expect(one)
         scale = self.inner_rate * self.inner_steps if self.pseudo_gradient == "scaled" else 1.0

@@ -27,7 +27,7 @@ from lavajax.methods.base import (
 from lavajax.methods.gradient import support_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
-from lavajax.outer import Expectation, gradient_step, no_memory, storm
+from lavajax.outer import Expectation, gradient_step, in_training, no_memory, storm
 from lavajax.subspace import Full, Subspace
 from lavajax.types import Adapted, Array, MetaParams, Points, PyTree, Task, TrainState
 
@@ -150,6 +150,6 @@ class Vfml:
 
         def objective(block: PyTree, task: Task, key: Array) -> Array:
             at = task.query if self.variant == "released" else task.support
-            return loss_at(self, params, Adapted(block), at)
+            return loss_at(self, in_training(params, key), Adapted(block), at)
 
         return expect.value_and_grad(objective, block)[1]

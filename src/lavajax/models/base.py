@@ -47,6 +47,16 @@ class Model(Protocol):
         """
 
 
+class StochasticModel(Model, Protocol):
+    """A backbone that draws in training, as dropout does."""
+
+    def drawn(self, fixed: PyTree, key: Array) -> PyTree:
+        """The fixed leaves with which ``features`` draws, from the key of one task and outer step.
+
+        With those that ``init`` gave it never draws.
+        """
+
+
 class TappedModel(Model, Protocol):
     """A backbone made of linear layers that it shows; adapting all weights is then much cheaper.
 
@@ -92,6 +102,11 @@ class LayeredModel(Model, Protocol):
             visit: takes the index of a layer, from 0, and its input ``[N, ...]``: for layer 0, x.
             mask: as in ``features``.
         """
+
+
+def is_stochastic(model: Model | None) -> TypeGuard[StochasticModel]:
+    """Whether a backbone draws in training."""
+    return callable(getattr(model, "drawn", None))
 
 
 def is_layered(model: Model) -> TypeGuard[LayeredModel]:

@@ -2,9 +2,17 @@
 
 The module maps inputs ``[N, ...]`` of one task to features ``[N, D]``; leave out its last linear
 layer, the library owns the head. It should end in a linear layer (see ``MLP.linear_features``).
-Dropout runs in its deterministic mode: inside an adaptation it would repeat one and the same mask.
-Batch normalisation normalises with the statistics of the batch at hand, in both loops; give its
-``__call__`` a ``mask`` argument to keep padding out of them.
+
+Dropout draws in training alone, one mask for each task of each outer step: the same thinned network
+for all of the task's points, support and query, in every inner step. Adaptation is then that of a
+network, and what holds of it holds with dropout: order and padding have no effect. (Beside batch
+normalisation, which needs the points together, each point of a batch has a mask of its own.)
+``adapt``, ``predict`` and ``evaluate`` never draw. The ``__call__`` of a Linen module takes an
+argument ``deterministic``, a bool, and passes it to its Dropout layers; of an NNX module it is set.
+
+Batch normalisation normalises with the statistics of the batch at hand, the support's or the
+query's, in both loops; give its ``__call__`` a ``mask`` argument to keep padding out of them. Of a
+batch of one point all normalised features are 0, whatever the point: its support says nothing.
 """
 
 from __future__ import annotations
@@ -22,6 +30,9 @@ from flax import errors, nnx
 
 from lavajax import validate
 from lavajax.types import Array, PyTree
+
+# The entry of ``fixed`` that holds the key of a task in training.
+_DROPOUT = "dropout"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +74,15 @@ class Linen:
             ValueError: the module wants a random key in its forward pass.
         """
         try:
-            variables = dict(self.module.init(key, x, **_given(context)))
+            variables = dict(self.module.init(key, x, **_given(context), **self._mode(None)))
             weights = variables.pop("params", {})
             self.features(weights, variables, x, context=context)
         except (errors.InvalidRngError, ValueError) as error:
             if not isinstance(error, errors.InvalidRngError) and "deterministic" not in str(error):
                 raise
             raise ValueError(
-                "model must be deterministic: set deterministic=True in its Dropout layers "
+                "model must be deterministic: give its __call__ an argument deterministic and pass "
+                "it to its Dropout layers, or set deterministic=True in them "
                 f"({str(error).splitlines()[0]})"
             ) from None
         return weights, variables
@@ -90,10 +102,31 @@ class Linen:
             ValueError: padding would enter the batch statistics.
         """
         masked = _mask_argument(type(self.module), "batch_stats" in fixed, mask)
-        out, _ = self.module.apply(
-            {"params": weights, **fixed}, x, mutable=list(fixed), **_given(context), **masked
-        )
-        return out
+        state = {name: leaf for name, leaf in fixed.items() if name != _DROPOUT}
+        key = fixed.get(_DROPOUT)
+
+        def apply(x: Array) -> Array:
+            out, _ = self.module.apply(
+                {"params": weights, **state},
+                x,
+                mutable=list(state),
+                rngs={} if key is None else {"dropout": key},
+                **_given(context),
+                **masked,
+                **self._mode(key),
+            )
+            return out
+
+        return apply(x) if key is None or "batch_stats" in fixed else _one_by_one(apply, x)
+
+    def drawn(self, fixed: PyTree, key: Array) -> PyTree:
+        """See ``StochasticModel``."""
+        return {**fixed, _DROPOUT: key} if self._mode(key) else fixed
+
+    def _mode(self, key: Array | None) -> dict[str, Any]:
+        """The argument ``deterministic``, where the module takes one."""
+        takes = "deterministic" in inspect.signature(type(self.module).__call__).parameters
+        return {"deterministic": key is None} if takes else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,13 +171,22 @@ class NNX:
         Raises:
             ValueError: padding would enter the batch statistics.
         """
-        graphdef, module_type, rngs = _structure(self.constructor)
+        key = fixed.get(_DROPOUT)
+        graphdef, module_type, rngs = _structure(self.constructor, key is None)
         masked = _mask_argument(module_type, "batch_stats" in fixed, mask)
-        # The random streams of deterministic dropout are never drawn from: any key will do.
-        streams = jax.tree.map(_blank, rngs)
+        streams = _streams(rngs, key)
         batch_stats, rest = fixed.get("batch_stats", {}), fixed.get("rest", {})
-        module = nnx.merge(graphdef, weights, batch_stats, streams, rest)
-        return module(x, **_given(context), **masked)
+
+        def apply(x: Array) -> Array:
+            module = nnx.merge(graphdef, weights, batch_stats, streams, rest)
+            return module(x, **_given(context), **masked)
+
+        return apply(x) if key is None or "batch_stats" in fixed else _one_by_one(apply, x)
+
+    def drawn(self, fixed: PyTree, key: Array) -> PyTree:
+        """See ``StochasticModel``."""
+        _, _, rngs = _structure(self.constructor, True)
+        return {**fixed, _DROPOUT: key} if jax.tree.leaves(rngs) else fixed
 
 
 def _given(context: Array | None) -> dict[str, Any]:
@@ -164,9 +206,18 @@ def _mask_argument(module_type: type, coupled: bool, mask: Array | None) -> dict
     )
 
 
-def _build(constructor: Callable[[nnx.Rngs], nnx.Module], key: Array) -> nnx.Module:
+def _one_by_one(apply: Callable[[Array], Array], x: Array) -> Array:
+    """A module on each point alone, so that all of them get the draws of a batch of one."""
+    return jax.vmap(lambda point: apply(point[None])[0])(x)
+
+
+def _build(
+    constructor: Callable[[nnx.Rngs], nnx.Module], key: Array, deterministic: bool = True
+) -> nnx.Module:
     module = constructor(nnx.Rngs(key))
-    module.set_attributes(deterministic=True, use_running_average=False, raise_if_not_found=False)
+    module.set_attributes(
+        deterministic=deterministic, use_running_average=False, raise_if_not_found=False
+    )
     return module
 
 
@@ -177,12 +228,14 @@ def _split(module: nnx.Module) -> tuple[nnx.GraphDef, tuple[PyTree, ...]]:
 
 
 @functools.lru_cache(maxsize=64)
-def _structure(constructor: Callable[[nnx.Rngs], nnx.Module]) -> tuple[nnx.GraphDef, type, PyTree]:
+def _structure(
+    constructor: Callable[[nnx.Rngs], nnx.Module], deterministic: bool
+) -> tuple[nnx.GraphDef, type, PyTree]:
     """The static half of the module, its type, and the shapes of its random streams."""
     found = []
 
     def record(key: Array) -> PyTree:
-        module = _build(constructor, key)
+        module = _build(constructor, key, deterministic)
         graphdef, states = _split(module)
         found.append((graphdef, type(module)))
         return states
@@ -191,7 +244,14 @@ def _structure(constructor: Callable[[nnx.Rngs], nnx.Module]) -> tuple[nnx.Graph
     return (*found[0], rngs)
 
 
-def _blank(like: jax.ShapeDtypeStruct) -> Array:
-    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0), like.shape)
-    return jnp.zeros(like.shape, like.dtype)
+def _streams(like: PyTree, key: Array | None) -> PyTree:
+    """Random streams at their start, each with a key of its own; of any, where none will draw."""
+    leaves, treedef = jax.tree.flatten(like)
+    key = jax.random.key(0) if key is None else key
+
+    def start(index: int, leaf: jax.ShapeDtypeStruct) -> Array:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jnp.broadcast_to(jax.random.fold_in(key, index), leaf.shape)
+        return jnp.zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree.unflatten(treedef, [start(i, leaf) for i, leaf in enumerate(leaves)])

@@ -1,0 +1,94 @@
+"""What float32 costs LAVA's head: its predictions against those in float64.
+
+    python benchmarks/numerics.py
+
+The features are those of a network with random weights at inputs of a sine wave, scaled. Both
+precisions get the same stored numbers, so that the error is that of the adaptation alone: the
+largest of 50 predictions, relative to the largest prediction or target.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lavajax
+from lavajax.types import Array, PyTree
+
+POINTS = (1, 10, 100, 1000)
+SCALES = (1e-2, 1.0, 1e1, 1e2)
+# A name, the setting, and the dtype in which head and features are stored.
+SETTINGS: list[tuple[str, lavajax.Lava, str]] = [
+    ("Lava()", lavajax.Lava(), "float32"),
+    ("lava_converged()", lavajax.lava_converged(), "float32"),
+    ("lava_converged()", lavajax.lava_converged(), "bfloat16"),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """The inputs themselves as features."""
+
+    def init(self, key: Array, x: Array, context: Array | None = None) -> tuple[PyTree, PyTree]:
+        """Nothing to draw."""
+        return {}, {}
+
+    def features(
+        self,
+        weights: PyTree,
+        fixed: PyTree,
+        x: Array,
+        *,
+        context: Array | None = None,
+        mask: Array | None = None,
+    ) -> Array:
+        """``[N, d]``."""
+        return x
+
+
+def features(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features ``[number, 64]`` with a mean square of 1, and targets ``[number, 1]``."""
+    model = lavajax.MLP()
+    x = jax.random.uniform(jax.random.key(seed), (number, 1), minval=-5.0, maxval=5.0)
+    phi = model.features(*model.init(jax.random.key(1), x), x)
+    return np.asarray(phi / jnp.sqrt(jnp.mean(phi**2))), np.sin(np.asarray(x))
+
+
+def error(method: lavajax.Lava, number: int, scale: float, stored: str = "float32") -> float:
+    """The relative error of the predictions from ``number`` points."""
+    (x, y), (at, _) = features(number), features(50, seed=2)
+    method = dataclasses.replace(method, model=Given())
+    params = method.init(jax.random.key(3), jnp.asarray(x), jnp.asarray(y))
+    low = jax.tree.map(lambda a: jnp.asarray(a, stored), (params.learned, scale * x, scale * at))
+    with jax.enable_x64(True):
+        high = jax.tree.map(lambda a: jnp.asarray(np.asarray(a), float), low)
+        exact = np.asarray(_predict(params, *high, jnp.asarray(y, float)))
+    found = np.asarray(_predict(params, *low, jnp.asarray(y)))
+    assert found.dtype == np.float32
+    return float(np.max(np.abs(found - exact)) / max(np.max(np.abs(exact)), np.max(np.abs(y))))
+
+
+@jax.jit
+def _predict(
+    params: lavajax.MetaParams, learned: dict[str, Array], x: Array, at: Array, y: Array
+) -> Array:
+    method, params = params.method, params.replace_learned(learned)
+    return method.predict(params, method.adapt(params, lavajax.Points(x, y)), at).mean
+
+
+def main() -> None:
+    """Prints the table, as Markdown."""
+    print("| setting | stored in | N | " + " | ".join(f"scale {s:g}" for s in SCALES) + " |")
+    print("| --- | --- | --- |" + " --- |" * len(SCALES))
+    for name, method, stored in SETTINGS:
+        for number in POINTS:
+            errors = [error(method, number, scale, stored) for scale in SCALES]
+            cells = " | ".join(f"{e:.0e}" for e in errors)
+            print(f"| `{name}` | {stored} | {number} | {cells} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""What holds of LAVA's head at whatever points: any scale, number, mask, and repeated ones too."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import lavajax as lj
+from helpers import assert_finite, make_params, make_points
+
+D = 4  # P = 5: fewer than the points of one bucket, more than those of the other
+OUTPUTS = 2
+SLOTS = (4, 12)
+QUERIES = 3
+SETTINGS = {
+    "paper": lj.Lava(),
+    "converged": lj.lava_converged(),
+    "map": lj.lava_converged(inner_steps="map"),
+}
+# Largest scale of features: a single step of a fixed rate overshoots as their square.
+LARGEST = {"paper": 2, "converged": 6, "map": 6}
+
+
+@dataclasses.dataclass(frozen=True)
+class Raw:
+    """The inputs themselves as features: a gradient in them is that of a backbone."""
+
+    def init(self, key, x, context=None):
+        return {}, {}
+
+    def features(self, weights, fixed, x, *, context=None, mask=None):
+        return x
+
+
+@functools.cache
+def compiled(name):
+    """``(params, predictions [M, k], finite gradients)``, compiled once for each bucket."""
+    method = dataclasses.replace(SETTINGS[name], model=Raw())
+    params = make_params(method, make_points(2, OUTPUTS, D))
+
+    @jax.jit
+    def run(x, y, mask, at):
+        def loss(learned, x, y, at):
+            here = params.replace_learned(learned)
+            predicted = method.predict(here, method.adapt(here, lj.Points(x, y, mask)), at).mean
+            return jnp.mean(predicted**2), predicted
+
+        return jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(params.learned, x, y, at)
+
+    return params, run
+
+
+@st.composite
+def tasks(draw, largest):
+    """``(x [N, d], y [N, k], mask [N], queries)`` in float32, features up to 10^largest."""
+    slots = draw(st.sampled_from(SLOTS))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    x = rng.standard_normal((slots, D))
+    kind = draw(st.sampled_from(["plain", "repeated", "collinear", "constant"]))
+    if kind == "repeated":
+        x = x[rng.integers(0, 2, slots)]
+    elif kind == "collinear":
+        x = rng.standard_normal((slots, 1)) * x[:1]
+    elif kind == "constant":
+        x = np.ones_like(x)
+    x_scale = 10.0 ** draw(st.floats(-6, largest))
+    y_scale = 10.0 ** draw(st.floats(-6, 6))
+    y = y_scale * rng.standard_normal((slots, OUTPUTS))
+    mask = rng.permutation(slots) < draw(st.integers(0, slots))
+    at = x_scale * rng.standard_normal((QUERIES, D))
+    return (*(a.astype(np.float32) for a in (x_scale * x, y, at)), mask)
+
+
+def exact(name, params, x, y, at):
+    """The head's equation in float64, by NumPy.
+
+    Also the condition number of its system, and the largest sum of terms in a prediction.
+    """
+    method = params.method
+    w = np.asarray(params["head"], float)
+    z, z_at = (np.concatenate([a, np.ones((len(a), 1))], axis=1).astype(float) for a in (x, at))
+    if len(z) == 0:
+        return z_at @ w, 1.0, np.max(np.abs(z_at) @ np.abs(w))
+    c, n, s = 2 / OUTPUTS, len(z), np.sum(z**2, axis=1)
+    epsilon = method.epsilon
+    if method.learn_epsilon:
+        epsilon = np.exp(float(params["log_epsilon"])) + method.epsilon_floor * c * np.mean(s)
+    omega = {
+        "paper": method.inner_rate * (c * s + epsilon),
+        "converged": 1 + epsilon / (c * s),
+        "map": np.ones(n),
+    }[name]
+    ridge = n * epsilon / c
+    gram = z.T @ z
+    moved = np.linalg.solve(gram + ridge * np.eye(D + 1), z.T @ (omega[:, None] * (z @ w - y)))
+    reach = np.max(np.abs(z_at) @ (np.abs(w) + np.abs(moved)))
+    return z_at @ (w - moved), 1 + np.trace(gram) / ridge, reach
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_head_is_its_equation_at_whatever_points(name):
+    """In float32, to 1e-5 + 1e-6 kappa, kappa the condition number of the system.
+
+    Relative to the terms that add up to the prediction. Their order and what stands in
+    padding have no effect, and no gradient is NaN.
+    """
+    params, run = compiled(name)
+
+    @settings(max_examples=25, derandomize=True, deadline=None, database=None)
+    @given(tasks(LARGEST[name]))
+    def holds(task):
+        x, y, at, mask = task
+        gradients, predicted = run(x, y, mask, at)
+        assert_finite(gradients)
+        expected, condition, reach = exact(name, params, x[mask], y[mask], at)
+        tolerance = (1e-5 + 1e-6 * condition) * reach
+        np.testing.assert_allclose(predicted, expected, rtol=0, atol=tolerance)
+
+        order = np.random.default_rng(0).permutation(len(x))
+        _, shuffled = run(x[order], y[order], mask[order], at)
+        np.testing.assert_allclose(shuffled, predicted, rtol=0, atol=tolerance)
+
+        hole = np.where(mask, 0, np.nan).astype(np.float32)[:, None]
+        again, padded = run(x + hole, y + hole, mask, at)
+        np.testing.assert_array_equal(padded, predicted)
+        assert_finite(again)
+
+    holds()

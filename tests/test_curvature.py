@@ -81,7 +81,6 @@ OWN_RULE = {
     "head": LAVA,
     "head, exact and naive": dataclasses.replace(LAVA, solver="naive", curvature="hessian"),
     "context, exact": dataclasses.replace(LAVA, subspace=CONTEXT, curvature="hessian"),
-    "full, exact": dataclasses.replace(LAVA, subspace=FULL, curvature="hessian", epsilon=9.0),
     "imaml": lj.IMaml(SMALL, proximal=2.0, inner_steps=3),
     "imaml, ggn": lj.IMaml(SMALL, proximal=2.0, inner_steps=3, curvature="ggn"),
 }

@@ -13,6 +13,7 @@ from lavajax import precision, tangent
 from lavajax.curvature import PointLosses
 from lavajax.losses import constant_curvature
 from lavajax.methods.base import bind_support, inner_rate
+from lavajax.models.base import TappedModel
 from lavajax.subspace import Bound, Context, Full, Head
 from lavajax.types import Adapted, Array, MetaParams, Points, PyTree
 
@@ -113,15 +114,15 @@ def _newton(method: Lava, params: MetaParams, apart: PointLosses, f: Array, bloc
     relative = 1e-4 if isinstance(method.subspace, Context) else 0.0
     if method.inner_steps == "converged":
         return apart.newton_coefficients(f, blocks, 0.0, relative)
-    epsilon = _epsilon_at_prior(method, params, apart, f, blocks)
+    epsilon = _epsilon_at(method, params, apart, f, blocks)
     damping = epsilon / constant_curvature(method.point_loss, apart.out_dim)
     return apart.newton_coefficients(f, blocks, damping, relative)
 
 
-def _epsilon_at_prior(
+def _epsilon_at(
     method: Lava, params: MetaParams, apart: PointLosses, f: Array, blocks: Array
 ) -> Array | float:
-    """eps, given outputs and J_i J_i^T ``[N, k, k]`` at the prior."""
+    """eps, given outputs and J_i J_i^T ``[N, k, k]`` where curvatures are taken."""
     s = apart.loss_factors(f)
     traces = jnp.einsum("nkr,nkl,nlr->n", s, blocks, s, precision="highest")
     return method.epsilon_share(params, apart.mean_scale(traces), apart.count)
@@ -137,7 +138,9 @@ def _in_span(method: Lava, apart: PointLosses, prior: PyTree) -> bool:
         return False
     if method.noise is not None:  # the posterior needs the rows of the Jacobian
         return False
-    if not method.at_prior or not (method.linear_steps or method.inner_steps == 1):
+    if not (method.linear_steps or method.inner_steps == 1):
+        return False
+    if not method.at_prior and not tangent.is_tapped(method.model):
         return False
     size = sum(leaf.size for leaf in jax.tree.leaves(prior))
     small = apart.weight.shape[0] * apart.out_dim < size
@@ -146,21 +149,59 @@ def _in_span(method: Lava, apart: PointLosses, prior: PyTree) -> bool:
 
 def _adapt_in_span(method: Lava, params: MetaParams, apart: PointLosses, prior: PyTree) -> PyTree:
     """theta_0 + J^T u, without a step or a curvature ever written out."""
-    jacobian: tangent.Jacobian
     if tangent.is_tapped(method.model):
-        backbone = params.fixed["backbone"]
-        f, jacobian = tangent.layer_rows(method.model, prior, backbone, apart.inputs, apart.weight)
-    else:
-        f, jacobian = apart.jacobian(prior, fan=False)
+        return _adapt_by_layers(method, method.model, params, apart, prior)
+    f, jacobian = apart.jacobian(prior, fan=False)
     gram = jacobian.gram()
-    blocks = jnp.einsum("nknl->nkl", gram)
-    epsilon = _epsilon_at_prior(method, params, apart, f, blocks)
+    steps = _coefficients(method, params, apart, f, jnp.einsum("nknl->nkl", gram))
+    u = _correction(method, params, apart, f, gram=gram, cross=gram, steps=steps)
+    return jax.tree.map(jnp.add, prior, jacobian.combine(steps / apart.count + u))
+
+
+def _adapt_by_layers(
+    method: Lava, model: TappedModel, params: MetaParams, apart: PointLosses, prior: PyTree
+) -> PyTree:
+    """The same by inputs and signals of layers, with curvatures at theta_0 or at the theta_i."""
+    at = model, prior, params.fixed["backbone"], apart.inputs, apart.weight
+    f, rows = tangent.layer_rows(*at)
+    gram = rows.gram()
+    steps = _coefficients(method, params, apart, f, jnp.einsum("nknl->nkl", gram))
+    average = steps / apart.count
+    if method.at_prior:
+        u = average + _correction(method, params, apart, f, gram=gram, cross=gram, steps=steps)
+        return jax.tree.map(jnp.add, prior, rows.combine(u))
+    f, moved = tangent.layer_rows(*at, steps=rows.steps(steps))
+    gram, cross = moved.gram(), moved.products(rows)
+    u = _correction(method, params, apart, f, gram=gram, cross=cross, steps=steps)
+    parts = rows.combine(average), moved.combine(u)
+    return jax.tree.map(lambda *leaves: sum(leaves), prior, *parts)
+
+
+def _coefficients(
+    method: Lava, params: MetaParams, apart: PointLosses, f: Array, blocks: Array
+) -> Array:
+    """a ``[N, k]``, d_i = J_i^T a_i, given outputs and J_i J_i^T ``[N, k, k]`` at the prior."""
     if method.linear_steps:
-        steps = _newton(method, params, apart, f, blocks)
-    else:
-        steps = apart.gradient_coefficients(f, inner_rate(method, params))
-    u = precision.combine_in_span(gram, steps, apart.loss_factors(f), apart.count, epsilon)
-    return jax.tree.map(jnp.add, prior, jacobian.combine(u))
+        return _newton(method, params, apart, f, blocks)
+    return apart.gradient_coefficients(f, inner_rate(method, params))
+
+
+def _correction(
+    method: Lava,
+    params: MetaParams,
+    apart: PointLosses,
+    f: Array,
+    *,
+    gram: Array,
+    cross: Array,
+    steps: Array,
+) -> Array:
+    """u ``[N, k]`` of ``precision.correct_in_span``, for outputs where curvatures are taken."""
+    epsilon = _epsilon_at(method, params, apart, f, jnp.einsum("nknl->nkl", gram))
+    factors = apart.loss_factors(f)
+    return precision.correct_in_span(
+        gram, cross, steps, factors, count=apart.count, epsilon=epsilon
+    )
 
 
 def _head_in_span(method: Lava, apart: PointLosses, prior: PyTree) -> bool:
@@ -198,5 +239,6 @@ def _adapt_head_in_span(method: Lava, params: MetaParams, apart: PointLosses, he
     epsilon = method.epsilon_share(params, apart.mean_scale(traces), apart.count)
     kernel = jnp.matmul(z, z.T, precision=lax.Precision.HIGHEST)
     gram = kernel[:, None, :, None] * jnp.eye(apart.out_dim, dtype=z.dtype)[:, None, :]
-    u = precision.combine_in_span(gram, steps, factors, apart.count, epsilon)
+    u = precision.correct_in_span(gram, gram, steps, factors, count=apart.count, epsilon=epsilon)
+    u = steps / apart.count + u
     return head + jnp.matmul(z.T, u, precision=lax.Precision.HIGHEST)

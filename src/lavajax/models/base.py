@@ -58,9 +58,16 @@ class TappedModel(Model, Protocol):
         """Zeros to add to the outputs of the layers, each ``[N, out]``."""
 
     def tapped(
-        self, weights: PyTree, fixed: PyTree, x: Array, taps: list[Array]
-    ) -> tuple[Array, list[Array]]:
-        """Features ``[N, D]`` under taps, and the input ``[N, in]`` of each layer."""
+        self, weights: PyTree, fixed: PyTree, x: Array, tap: Callable[[int, Array], Array]
+    ) -> Array:
+        """Features ``[N, D]``, with ``tap(index, h)`` added to the output of every layer.
+
+        Args:
+            weights: as ``init`` gave them.
+            fixed: as ``init`` gave them.
+            x: inputs ``[N, ...]``.
+            tap: takes the index of a layer, from 0, and its input ``[N, in]``; gives ``[N, out]``.
+        """
 
 
 class LayeredModel(Model, Protocol):

@@ -119,18 +119,11 @@ class MLP:
         return [jnp.zeros((points, *layer["b"].shape), layer["b"].dtype) for layer in weights]
 
     def tapped(
-        self, weights: PyTree, fixed: PyTree, x: Array, taps: list[Array]
-    ) -> tuple[Array, list[Array]]:
+        self, weights: PyTree, fixed: PyTree, x: Array, tap: Callable[[int, Array], Array]
+    ) -> Array:
         """See ``TappedModel``."""
         del fixed
-        inputs: list[Array] = []
-
-        def visit(index: int, h: Array) -> Array:
-            del index
-            inputs.append(h)
-            return h
-
-        return self._run(weights, x, visit, taps), inputs
+        return self._run(weights, x, tap=tap)
 
     def layers(self, weights: PyTree) -> int:
         """See ``LayeredModel``."""
@@ -154,17 +147,15 @@ class MLP:
         weights: PyTree,
         x: Array,
         visit: Callable[[int, Array], Array] | None = None,
-        taps: list[Array] | None = None,
+        tap: Callable[[int, Array], Array] | None = None,
     ) -> Array:
-        """Features of what stands in for x, under ``visit`` of layer inputs and added ``taps``."""
+        """Features of what stands in for x, under ``visit`` of layer inputs, and ``tap`` added."""
         activation: Any = _ACTIVATIONS[self.activation]
         h = x.astype(weights[0]["w"].dtype)
         for index, layer in enumerate(weights):
             if visit is not None:
                 h = visit(index, h)
-            h = linear(layer, h)
-            if taps is not None:
-                h = h + taps[index]
+            h = linear(layer, h) if tap is None else linear(layer, h) + tap(index, h)
             if index < len(self.hidden):
                 h = activation(h)
         return h

@@ -15,7 +15,15 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("step_cost", "inner_steps", "compile_time", "gpu_check")
+NAMES = (
+    "step_cost",
+    "calls",
+    "batches",
+    "time_to_accuracy",
+    "inner_steps",
+    "compile_time",
+    "gpu_check",
+)
 
 
 def title(name: str) -> str:
@@ -30,7 +38,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__.splitlines()[0],
-        epilog="benchmarks:\n" + "\n".join(f"  {name:14s}{title(name)}" for name in NAMES),
+        epilog="benchmarks:\n" + "\n".join(f"  {name:18s}{title(name)}" for name in NAMES),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="see below; all if none is given")

@@ -17,6 +17,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 NAMES = (
     "step_cost",
+    "calls",
+    "batches",
+    "time_to_accuracy",
     "inner_steps",
     "compile_time",
     "gpu_check",
@@ -39,7 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=__doc__.splitlines()[0],
-        epilog="benchmarks:\n" + "\n".join(f"  {name:14s}{title(name)}" for name in NAMES),
+        epilog="benchmarks:\n" + "\n".join(f"  {name:18s}{title(name)}" for name in NAMES),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="see below; all if none is given")

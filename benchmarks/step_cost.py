@@ -1,78 +1,155 @@
 """Cost of one training step of each method, as ratios measured in one interleaved run.
 
-    python benchmarks/step_cost.py [--shots 10] [--meta-batch 10] [--repeats 15]
+    python benchmarks/step_cost.py [--quick] [--out FOLDER]
 
-Every entry is the median time of a compiled chunk of steps on sine waves, warmed up; the methods
-take turns, so that a noisy machine disturbs all of them alike.
+Every entry is the median time of a compiled chunk of outer steps on sine waves, warmed up, with N
+support and 50 query points in each of B tasks; the things compared take turns, so that a noisy
+machine disturbs all of them alike.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
-import time
+import dataclasses
+import sys
+from collections.abc import Mapping
 from functools import partial
+from typing import ClassVar
 
+import measuring
+
+# isort: split
 import jax
 
 import lavajax
-from lavajax.methods.base import Method
+from lavajax import points
+from lavajax.methods.base import Method, check_parts, init_network, loss_at, predict_mean, prior_of
+from lavajax.models.base import Model
+from lavajax.outer import gradient_step, no_memory
 from lavajax.train import init_state, run_steps
+from ratios import Ratio, options, publish
 
+
+@dataclasses.dataclass(frozen=True)
+class Supervised:
+    """The same network without adaptation: trained on support and query points alike."""
+
+    subspace: ClassVar[lavajax.Head] = lavajax.Head()
+
+    model: Model = lavajax.MLP()
+    point_loss: lavajax.Loss = lavajax.SquaredError()
+
+    def __post_init__(self) -> None:
+        check_parts(self)
+
+    def init(self, key: jax.Array, x: jax.Array, y: jax.Array) -> lavajax.MetaParams:
+        """The network."""
+        return init_network(self, key, x, y, learned={})
+
+    def adapt(
+        self,
+        params: lavajax.MetaParams,
+        support: lavajax.Points,
+        *,
+        key: jax.Array | None = None,
+    ) -> lavajax.Adapted:
+        """The head that was trained."""
+        del support, key
+        return prior_of(self, params)
+
+    def loss(
+        self, params: lavajax.MetaParams, task: lavajax.Task, key: jax.Array | None
+    ) -> jax.Array:
+        """The mean loss of all N + M points."""
+        del key
+        every = points.concatenate(task.support, task.query)
+        return loss_at(self, params, prior_of(self, params), every)
+
+    predict = predict_mean
+    memory = no_memory
+    step = gradient_step
+
+
+CONTEXT = lavajax.Context(size=4)
 METHODS: dict[str, Method] = {
-    "anil": lavajax.Anil(),
-    "lava head": lavajax.Lava(),
-    "lava head, converged": lavajax.lava_converged(),
-    "lava head, naive": lavajax.Lava(curvature="hessian", solver="naive"),
-    "cavia": lavajax.Cavia(subspace=lavajax.Context(size=4)),
-    "lava context, adapted": lavajax.Lava(subspace=lavajax.Context(size=4)),
-    "lava context, prior": lavajax.Lava(subspace=lavajax.Context(size=4), curvature_at="prior"),
-    "maml": lavajax.Maml(),
-    "lava all weights, prior": lavajax.Lava(subspace=lavajax.Full()),
-    "lava all weights, adapted": lavajax.Lava(subspace=lavajax.Full(), curvature_at="adapted"),
+    "supervised": Supervised(),
+    "ANIL": lavajax.Anil(),
+    "LAVA, head": lavajax.Lava(),
+    "LAVA, head, converged": lavajax.lava_converged(),
+    "LAVA, head, literal": lavajax.Lava(curvature="hessian", solver="naive"),
+    "CAVIA": lavajax.Cavia(subspace=CONTEXT),
+    "LAVA, context, prior": lavajax.Lava(subspace=CONTEXT, curvature_at="prior"),
+    "LAVA, context, adapted": lavajax.Lava(subspace=CONTEXT),
+    "MAML": lavajax.Maml(),
+    "LAVA, all weights, prior": lavajax.Lava(subspace=lavajax.Full()),
+    "LAVA, all weights, adapted": lavajax.Lava(subspace=lavajax.Full(), curvature_at="adapted"),
 }
-# What each is compared with: the one-step method of the same subspace.
-REFERENCE = {"lava head": "anil", "lava context": "cavia", "lava all weights": "maml"}
+# What is divided by what, and the most that it should be; at N = 50 a head has a system of 50 x 50.
+PAIRS: list[tuple[str, str, float | None]] = [
+    ("LAVA, head", "ANIL", 1.10),
+    ("LAVA, head", "supervised", 1.4),
+    ("LAVA, head, converged", "ANIL", None),
+    ("LAVA, head, literal", "LAVA, head", None),
+    ("LAVA, context, prior", "CAVIA", 1.15),
+    ("LAVA, context, adapted", "CAVIA", 1.3),
+    ("LAVA, all weights, prior", "MAML", 1.25),
+    ("LAVA, all weights, adapted", "MAML", 2.2),
+]
+MANY_POINTS = 1.25
+HEADS = ("supervised", "ANIL", "LAVA, head")
+# N and B, and the methods compared there.
+POINTS = {
+    (10, 10): tuple(METHODS),
+    (10, 64): tuple(name for name in METHODS if name != "LAVA, head, literal"),
+    (2, 10): HEADS[1:],
+    (2, 64): HEADS[1:],
+    (50, 10): (*HEADS[1:], "LAVA, head, literal"),
+    (50, 64): HEADS[1:],
+}
 
 
-def main() -> None:
-    """Runs the benchmark and prints a table and one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shots", type=int, default=10, help="support points")
-    parser.add_argument("--meta-batch", type=int, default=10, help="tasks per step")
-    parser.add_argument("--repeats", type=int, default=15, help="timed chunks of each method")
-    parser.add_argument("--steps", type=int, default=100, help="steps in a chunk")
-    args = parser.parse_args()
-    seconds = measure(METHODS, args.shots, args.meta_batch, args.repeats, args.steps)
-    for name, value in seconds.items():
-        prefix = name.split(",")[0]
-        ratio = f"{value / seconds[REFERENCE[prefix]]:.2f}" if prefix in REFERENCE else ""
-        print(f"{name:28s} {1e3 * value:8.3f} ms {ratio:>6s}")
-    print(json.dumps({"seconds_per_step": seconds, **vars(args)}))
+def main() -> int:
+    """Measures every point, prints the table and writes the results."""
+    args = options(__doc__).parse_args()
+    rows: list[Ratio] = []
+    milliseconds: dict[str, dict[str, float]] = {}
+    for (shots, meta_batch), names in POINTS.items():
+        repeats, steps = (2, 2) if args.quick else (15, 1000 // meta_batch)
+        chosen = {name: METHODS[name] for name in names}
+        seconds = measure(chosen, shots, meta_batch, repeats=repeats, steps=steps)
+        rows += compare(seconds, shots, meta_batch)
+        milliseconds[_at(shots, meta_batch)] = {n: 1e3 * s for n, s in seconds.items()}
+    publish("step_cost", rows, {"milliseconds": milliseconds}, args.out)
+    return 0
 
 
 def measure(
-    methods: dict[str, Method], shots: int, meta_batch: int, repeats: int, steps: int
+    methods: Mapping[str, Method], shots: int, meta_batch: int, *, repeats: int, steps: int
 ) -> dict[str, float]:
     """Median seconds of one training step of each method."""
     tasks = lavajax.Sine(shots=shots)
     tx = lavajax.outer_optimizer(10_000)
     chunk = jax.jit(lambda state: run_steps(state, tasks, tx, 0, steps, meta_batch=meta_batch))
-    states = {
-        name: init_state(method, tasks, tx, jax.random.key(0)) for name, method in methods.items()
+    runs = {
+        name: partial(chunk, init_state(method, tasks, tx, jax.random.key(0)))
+        for name, method in methods.items()
     }
-    runs = {name: partial(chunk, state) for name, state in states.items()}
-    for run in runs.values():
-        jax.block_until_ready(run())
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            jax.block_until_ready(run())
-            times[name].append((time.perf_counter() - start) / steps)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {n: s / steps for n, s in measuring.interleaved(runs, repeats=repeats).items()}
+
+
+def compare(seconds: Mapping[str, float], shots: int, meta_batch: int) -> list[Ratio]:
+    """The ratios of ``PAIRS`` among what was measured."""
+    rows = []
+    for what, against, target in PAIRS:
+        if what in seconds and against in seconds:
+            most = MANY_POINTS if target is not None and shots >= 50 else target
+            ratio = seconds[what] / seconds[against]
+            rows.append(Ratio(what, against, _at(shots, meta_batch), ratio, most))
+    return rows
+
+
+def _at(shots: int, meta_batch: int) -> str:
+    return f"N={shots} B={meta_batch}"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -575,13 +575,14 @@ class Untapped:
 
 @pytest.mark.parametrize("steps", [1, "converged", "map"])
 @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
-def test_taps_and_explicit_rows_agree(x64, steps, loss):
+@pytest.mark.parametrize("where", ["prior", "adapted"])
+def test_taps_and_explicit_rows_agree(x64, steps, loss, where):
     """All weights: the tangent kernel by layers is that of the whole Jacobian."""
     if loss == "cross-entropy":
         support, point_loss, steps = make_labels(4, mask=[1, 0, 1, 1]), lj.CrossEntropy(3), 1
     else:
         support, point_loss = make_points(4, 3, mask=[1, 0, 1, 1]), lj.SquaredError()
-    tapped = lj.Lava(TANH, point_loss, FULL, inner_steps=steps)
+    tapped = lj.Lava(TANH, point_loss, FULL, inner_steps=steps, curvature_at=where)
     params = make_params(tapped, support)
     for other in (
         dataclasses.replace(tapped, model=Untapped(TANH)),

@@ -182,7 +182,10 @@ def check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Point
         raise ValueError(
             f"support.x and support.y must have as many points, got {x.shape[0]} and {y.shape[0]}"
         )
-    params.method.point_loss.cast(y[:0], jnp.dtype(jnp.result_type(float)))  # refuses wrong kinds
+    none: Any = np.zeros(
+        (0, *y.shape[1:]), y.dtype
+    )  # on the host, where looking at it costs nothing
+    params.method.point_loss.cast(none, jnp.dtype(jnp.result_type(float)))  # refuses wrong kinds
     if units is not None:
         y = units.y.standardise(given)
     mask = support.mask

@@ -12,14 +12,16 @@ estimate one solve of P x P; nothing changes its shape, and nothing is compiled 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from lavajax.api import check_params, check_points
+from lavajax.methods.base import Method, expected_params
 from lavajax.sums import Sums
-from lavajax.types import Adapted, Array, MetaParams, Points
+from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec
 
 
 class OnlineMethod(Protocol):
@@ -118,10 +120,16 @@ def _check_method(params: MetaParams) -> OnlineMethod:
 def _check_sums(params: MetaParams, sums: Any) -> None:
     if not isinstance(sums, Sums):
         raise ValueError(f"sums must be what online or update returned, got {type(sums).__name__}")
-    expected = jax.eval_shape(lambda: online(params))
+    expected = _expected_sums(params.method, params.spec)
     for name in ("features", "curved"):
         found, needed = jnp.shape(getattr(sums, name)), getattr(expected, name).shape
         if found != needed:
             raise ValueError(
                 f"sums must be of this model, with {name} of shape {needed}, got {found}"
             )
+
+
+@functools.lru_cache(maxsize=128)  # a trace takes longer than to absorb a point
+def _expected_sums(method: Method, spec: PointSpec) -> Sums:
+    """The sums of a model, as shapes and dtypes."""
+    return jax.eval_shape(online, expected_params(method, spec))

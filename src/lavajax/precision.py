@@ -50,6 +50,25 @@ def solve_positive(matrix: Array, rhs: Array) -> Array:
     return jax.scipy.linalg.solve(matrix, rhs, assume_a="pos")
 
 
+def solve_gram(rows: Array, rhs: Array, ridge: Array | float) -> Array:
+    """(R R^T + ridge I)^-1 rhs for rows R ``[n, p]`` and a few right-hand sides ``[n, m]``.
+
+    The derivative is that of the products R (R^T x), and costs n p m: the n x n matrix, whose own
+    would cost n n p, is factored and no more.
+    """
+
+    def product(x: Array) -> Array:
+        inner = jnp.matmul(rows.T, x, precision=_EXACT)
+        return jnp.matmul(rows, inner, precision=_EXACT) + ridge * x
+
+    held, held_ridge = lax.stop_gradient((rows, ridge))
+    gram = add_diagonal(jnp.matmul(held, held.T, precision=_EXACT), held_ridge)
+    factor = jax.scipy.linalg.cho_factor(gram, lower=True)
+    return lax.custom_linear_solve(
+        product, rhs, lambda _, b: jax.scipy.linalg.cho_solve(factor, b), symmetric=True
+    )
+
+
 @jax.custom_jvp
 def log_det_positive(matrix: Array) -> Array:
     """log det of a symmetric positive definite ``[n, n]``; NaN where it is not.
@@ -109,10 +128,8 @@ def solve_kronecker_head(
     """
     n, p = z.shape
     if route == "dual" or (route == "auto" and n < p):
-        gram = add_diagonal(jnp.matmul(z, z.T, precision=_EXACT), ridge)
-        return jnp.matmul(z.T, solve_positive(gram, targets), precision=_EXACT)
-    gram = add_diagonal(jnp.matmul(z.T, z, precision=_EXACT), ridge)
-    return solve_positive(gram, jnp.matmul(z.T, targets, precision=_EXACT))
+        return jnp.matmul(z.T, solve_gram(z, targets, ridge), precision=_EXACT)
+    return solve_gram(z.T, jnp.matmul(z.T, targets, precision=_EXACT), ridge)
 
 
 def posterior_variance(z: Array, at: Array, route: Route = "auto") -> Array:
@@ -317,17 +334,26 @@ def aggregate(
     return jax.tree.map(lambda t, m, c: t + m + c, prior, mean, correction)
 
 
-def combine_in_span(
-    gram: Array, steps: Array, loss_factors: Array, count: Array, epsilon: Array | float
+def correct_in_span(
+    gram: Array,
+    cross: Array,
+    steps: Array,
+    loss_factors: Array,
+    *,
+    count: Array,
+    epsilon: Array | float,
 ) -> Array:
-    """The whole estimate where every step lies in the span of the Jacobian: theta_0 + J^T u.
+    """The correction where steps and curvatures lie in spans of Jacobians: J'^T u.
 
-    With d_i = J_i^T a_i, K = J J^T, H_i = J_i^T S_i S_i^T J_i,
+    With d_i = J_i^T a_i and H_i = J'_i^T S_i S_i^T J'_i, and C = J' J^T, K = J' J'^T,
 
-        u = a/N + S (S^T K S + N eps I)^-1 [S_i^T (K_ii a_i - mean_j K_ij a_j)]_i.
+        u = S (S^T K S + N eps I)^-1 [S_i^T (C_ii a_i - mean_j C_ij a_j)]_i,
+
+    which makes the whole estimate theta_0 + J^T a/N + J'^T u.
 
     Args:
         gram: K, ``[N, k, N, k]``; 0 where a row or column belongs to padding.
+        cross: C, likewise; K itself where the curvature is taken at theta_0.
         steps: a, ``[N, k]``.
         loss_factors: S, ``[N, k, r]``.
         count: N, a scalar.
@@ -337,17 +363,15 @@ def combine_in_span(
         u, ``[N, k]``.
     """
     n, _, r = loss_factors.shape
-    diagonal = jnp.einsum("nknl->nkl", gram)
+    diagonal = jnp.einsum("nknl->nkl", cross)
     own = jnp.einsum("nkl,nl->nk", diagonal, steps, precision=_EXACT)
-    average = jnp.einsum("nkml,ml->nk", gram, steps, precision=_EXACT) / count
+    average = jnp.einsum("nkml,ml->nk", cross, steps, precision=_EXACT) / count
     rhs = jnp.einsum("nkr,nk->nr", loss_factors, own - average, precision=_EXACT)
     system = jnp.einsum(
         "nkr,nkml,mls->nrms", loss_factors, gram, loss_factors, precision=_EXACT
     ).reshape(n * r, n * r)
     solution = solve_positive(add_diagonal(system, count * epsilon), rhs.reshape(n * r))
-    return steps / count + jnp.einsum(
-        "nkr,nr->nk", loss_factors, solution.reshape(n, r), precision=_EXACT
-    )
+    return jnp.einsum("nkr,nr->nk", loss_factors, solution.reshape(n, r), precision=_EXACT)
 
 
 def literal(theta: PyTree, curvature: Curvature, weight: Array, epsilon: Array | float) -> PyTree:

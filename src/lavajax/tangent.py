@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Protocol, TypeGuard
 
 import jax
@@ -88,50 +89,107 @@ class LayerRows:
 
     def gram(self) -> Array:
         """See ``Jacobian``."""
+        return self.products(self)
+
+    def products(self, other: LayerRows) -> Array:
+        """J J'^T with the Jacobian J' of the same network elsewhere, ``[N, k, N, k]``."""
         k = self.signals[0].shape[0]
-        head = jnp.matmul(self.z, self.z.T, precision="highest")
+        head = jnp.matmul(self.z, other.z.T, precision="highest")
         total = head[:, None, :, None] * jnp.eye(k, dtype=head.dtype)[None, :, None, :]
-        for h, signal in zip(self.inputs, self.signals, strict=True):
-            inner = 1 + jnp.matmul(h, h.T, precision="highest")  # 1 for the bias
-            outer = jnp.einsum("onw,pmw->nomp", signal, signal, precision="highest")
+        for mine, others in zip(self._layers(), other._layers(), strict=True):
+            inner = 1 + jnp.matmul(mine[0], others[0].T, precision="highest")  # 1 for the bias
+            outer = jnp.einsum("onw,pmw->nomp", mine[1], others[1], precision="highest")
             total = total + inner[:, None, :, None] * outer
         return total
+
+    def steps(self, u: Array) -> LayerSteps:
+        """J_i^T u_i of each point, for u ``[N, k]``."""
+        return LayerSteps(self.z, u, self.inputs, self.sent(u))
 
     def combine(self, u: Array) -> PyTree:
         """See ``Jacobian``."""
         layers = []
-        for h, sent in zip(self.inputs, self._sent(u), strict=True):
+        for h, sent in zip(self.inputs, self.sent(u), strict=True):
             w = jnp.matmul(h.T, sent, precision="highest")
             layers.append({"w": w, "b": jnp.sum(sent, axis=0)})
         return {"weights": layers, "head": jnp.matmul(self.z.T, u, precision="highest")}
 
-    def outputs_after(
-        self, model: TappedModel, net: dict[str, PyTree], fixed: PyTree, x: Array, u: Array
-    ) -> Array:
-        """The outputs ``[M, k]`` at x ``[M, ...]`` of the net + J^T u, which is not written out.
-
-        A layer's move is a matrix of rank N, sum_n h_n s_n^T for its inputs and signals at the N
-        points: for many tasks at once it takes less than weights for each of them.
-        """
-        sent = self._sent(u)
-
-        def move(index: int, h: Array) -> Array:
-            return (h @ self.inputs[index].T + 1) @ sent[index]  # 1 for the bias
-
-        z = network.augment(model.tapped(net["weights"], fixed, x, move))
-        return z @ net["head"] + (z @ self.z.T) @ u
-
-    def _sent(self, u: Array) -> list[Array]:
+    def sent(self, u: Array) -> list[Array]:
         """What u ``[N, k]`` sends back to the output of each layer, ``[N, out]``."""
         return [jnp.einsum("no,onw->nw", u, s, precision="highest") for s in self.signals]
 
+    def _layers(self) -> list[tuple[Array, Array]]:
+        return list(zip(self.inputs, self.signals, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSteps:
+    """A step of each point along its own rows: in every layer of rank one, h_i sent_i^T.
+
+    Attributes:
+        z: augmented features, ``[N, P]``, from which the head steps to W + z_i u_i^T.
+        u: ``[N, k]``.
+        inputs: h, of each tapped layer, ``[N, in]``.
+        sent: of each tapped layer, ``[N, out]``.
+    """
+
+    z: Array
+    u: Array
+    inputs: list[Array]
+    sent: list[Array]
+
+    def in_layer(self, index: int, h: Array) -> Array:
+        """What the step of each point adds to a layer's output for its input h, ``[N, out]``."""
+        inner = 1 + jnp.sum(h * self.inputs[index], axis=-1, keepdims=True)
+        return inner * self.sent[index]
+
+    def in_head(self, z: Array) -> Array:
+        """What it adds to the outputs for features z, ``[N, k]``."""
+        return jnp.sum(z * self.z, axis=-1, keepdims=True) * self.u
+
+
+def outputs_after(
+    model: TappedModel,
+    net: dict[str, PyTree],
+    fixed: PyTree,
+    x: Array,
+    moves: Sequence[tuple[LayerRows, Array]],
+) -> Array:
+    """The outputs ``[M, k]`` at x ``[M, ...]`` of the net + sum of J^T u, which is not written out.
+
+    A layer's move is a matrix of rank N, sum_n h_n s_n^T for its inputs and signals at the N
+    points: for many tasks at once it takes less than weights for each of them.
+
+    Args:
+        model: a backbone that does not couple points.
+        net: ``{"weights", "head"}``.
+        fixed: its fixed leaves.
+        x: inputs.
+        moves: Jacobians J and their u ``[N, k]``.
+    """
+    sent = [rows.sent(u) for rows, u in moves]
+
+    def move(index: int, h: Array) -> Array:
+        inner = [h @ rows.inputs[index].T + 1 for rows, _ in moves]  # 1 for the bias
+        return sum(i @ s[index] for i, s in zip(inner, sent, strict=True))
+
+    z = network.augment(model.tapped(net["weights"], fixed, x, move))
+    return z @ net["head"] + sum((z @ rows.z.T) @ u for rows, u in moves)
+
 
 def layer_rows(
-    model: TappedModel, net: dict[str, PyTree], fixed: PyTree, x: Array, weight: Array
+    model: TappedModel,
+    net: dict[str, PyTree],
+    fixed: PyTree,
+    x: Array,
+    weight: Array,
+    *,
+    steps: LayerSteps | None = None,
 ) -> tuple[Array, LayerRows]:
     """The outputs ``[N, k]`` and their Jacobian in the whole net, at inputs ``[N, ...]``.
 
     k passes back, each for all points at once, since a point's output sends no signal to another.
+    The same with ``steps``, where every point has weights of its own: these are never written out.
 
     Args:
         model: a backbone that does not couple points.
@@ -139,6 +197,7 @@ def layer_rows(
         fixed: its fixed leaves.
         x: inputs.
         weight: ``[N]``, 0 for padding.
+        steps: where each point has gone from the net; None: nowhere.
     """
 
     def through(taps: list[Array]) -> tuple[Array, tuple[Array, list[Array]]]:
@@ -146,10 +205,11 @@ def layer_rows(
 
         def tap(index: int, h: Array) -> Array:
             inputs.append(h)
-            return taps[index]
+            return taps[index] if steps is None else taps[index] + steps.in_layer(index, h)
 
         z = network.augment(model.tapped(net["weights"], fixed, x, tap))
-        return z @ net["head"], (z, inputs)
+        f = z @ net["head"]
+        return f if steps is None else f + steps.in_head(z), (z, inputs)
 
     k = net["head"].shape[1]
     # A zero that varies over devices where the points do: see ``points.varying_zero``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -14,6 +15,7 @@ from lavajax.curvature import PointLosses
 from lavajax.losses import constant_curvature
 from lavajax.methods.base import bind_support, inner_rate, prior_of
 from lavajax.methods.noise import outer_loss
+from lavajax.models.base import TappedModel
 from lavajax.subspace import Bound, Context, Full, Head
 from lavajax.types import Adapted, Array, MetaParams, Points, PyTree, Task
 
@@ -117,15 +119,15 @@ def _newton(method: Lava, params: MetaParams, apart: PointLosses, f: Array, bloc
     relative = 1e-4 if isinstance(method.subspace, Context) else 0.0
     if method.inner_steps == "converged":
         return apart.newton_coefficients(f, blocks, 0.0, relative)
-    epsilon = _epsilon_at_prior(method, params, apart, f, blocks)
+    epsilon = _epsilon_at(method, params, apart, f, blocks)
     damping = epsilon / constant_curvature(method.point_loss, apart.out_dim)
     return apart.newton_coefficients(f, blocks, damping, relative)
 
 
-def _epsilon_at_prior(
+def _epsilon_at(
     method: Lava, params: MetaParams, apart: PointLosses, f: Array, blocks: Array
 ) -> Array | float:
-    """eps, given outputs and J_i J_i^T ``[N, k, k]`` at the prior."""
+    """eps, given outputs and J_i J_i^T ``[N, k, k]`` where curvatures are taken."""
     s = apart.loss_factors(f)
     traces = jnp.einsum("nkr,nkl,nlr->n", s, blocks, s, precision="highest")
     return method.epsilon_share(params, apart.mean_scale(traces), apart.count)
@@ -141,7 +143,9 @@ def _in_span(method: Lava, apart: PointLosses, prior: PyTree) -> bool:
         return False
     if method.noise is not None:  # the posterior needs the rows of the Jacobian
         return False
-    if not method.at_prior or not (method.linear_steps or method.inner_steps == 1):
+    if not (method.linear_steps or method.inner_steps == 1):
+        return False
+    if not method.at_prior and not tangent.is_tapped(method.model):
         return False
     size = sum(leaf.size for leaf in jax.tree.leaves(prior))
     small = apart.weight.shape[0] * apart.out_dim < size
@@ -150,13 +154,12 @@ def _in_span(method: Lava, apart: PointLosses, prior: PyTree) -> bool:
 
 def _adapt_in_span(method: Lava, params: MetaParams, apart: PointLosses, prior: PyTree) -> PyTree:
     """theta_0 + J^T u, without a step or a curvature ever written out."""
-    jacobian: tangent.Jacobian
     if tangent.is_tapped(method.model):
-        f, jacobian = _layer_rows(method, params, apart)
+        moves: Sequence[tuple[tangent.Jacobian, Array]]
+        moves = _moves_by_layers(method, method.model, params, apart)
     else:
-        f, jacobian = apart.jacobian(prior, fan=False)
-    u = _solve_in_span(method, params, apart, f, jacobian.gram())
-    return jax.tree.map(jnp.add, prior, jacobian.combine(u))
+        moves = _moves(method, params, apart, prior)
+    return jax.tree.map(lambda *leaves: sum(leaves), prior, *(j.combine(u) for j, u in moves))
 
 
 def loss(method: Lava, params: MetaParams, task: Task, key: Array | None) -> Array:
@@ -169,42 +172,77 @@ def loss(method: Lava, params: MetaParams, task: Task, key: Array | None) -> Arr
     if not (isinstance(method.subspace, Full) and tangent.is_tapped(model) and number):
         return outer_loss(method, params, task, key)
     support, bound = bind_support(method, params, task.support)
-    prior = bound.prior
     apart = PointLosses.of(method.point_loss, support, bound)
-    widest = max(layer["b"].shape[0] for layer in prior["weights"])
-    if number > widest or not _in_span(method, apart, prior):
+    widest = max(layer["b"].shape[0] for layer in bound.prior["weights"])
+    rank = number if method.at_prior else 2 * number
+    if rank > widest or not _in_span(method, apart, bound.prior):
         return outer_loss(method, params, task, key)
-    f, jacobian = _layer_rows(method, params, apart)
-    u = _solve_in_span(method, params, apart, f, jacobian.gram())
+    moves = _moves_by_layers(method, model, params, apart)
     query = points.sanitise(task.query)
     shared = prior_of(method, params).block
-    after = jacobian.outputs_after(model, shared, params.fixed["backbone"], query.x, u)
+    after = tangent.outputs_after(model, shared, params.fixed["backbone"], query.x, moves)
     return points.mean_loss(method.point_loss, precision.lift(after), query)
 
 
-def _layer_rows(
-    method: Lava, params: MetaParams, apart: PointLosses
-) -> tuple[Array, tangent.LayerRows]:
-    """Outputs and Jacobian at the prior, by weights that all tasks share.
+def _moves(
+    method: Lava, params: MetaParams, apart: PointLosses, prior: PyTree
+) -> list[tuple[tangent.Jacobian, Array]]:
+    """What theta_0 moves by: J^T u, of the Jacobian J and its u ``[N, k]``."""
+    f, jacobian = apart.jacobian(prior, fan=False)
+    gram = jacobian.gram()
+    steps = _coefficients(method, params, apart, f, jnp.einsum("nknl->nkl", gram))
+    u = _correction(method, params, apart, f, gram=gram, cross=gram, steps=steps)
+    return [(jacobian, steps / apart.count + u)]
 
-    The prior block of ``bind_support`` varies with the task, and would be one for each.
+
+def _moves_by_layers(
+    method: Lava, model: TappedModel, params: MetaParams, apart: PointLosses
+) -> list[tuple[tangent.LayerRows, Array]]:
+    """The same by inputs and signals of layers, with curvatures at theta_0 or at the theta_i.
+
+    By weights that all tasks share: the prior block of ``bind_support`` varies with the task, and
+    would be one for each.
     """
-    assert tangent.is_tapped(method.model)
     shared, fixed = prior_of(method, params).block, params.fixed["backbone"]
-    return tangent.layer_rows(method.model, shared, fixed, apart.inputs, apart.weight)
+    at = model, shared, fixed, apart.inputs, apart.weight
+    f, rows = tangent.layer_rows(*at)
+    gram = rows.gram()
+    steps = _coefficients(method, params, apart, f, jnp.einsum("nknl->nkl", gram))
+    average = steps / apart.count
+    if method.at_prior:
+        u = _correction(method, params, apart, f, gram=gram, cross=gram, steps=steps)
+        return [(rows, average + u)]
+    f, moved = tangent.layer_rows(*at, steps=rows.steps(steps))
+    gram, cross = moved.gram(), moved.products(rows)
+    u = _correction(method, params, apart, f, gram=gram, cross=cross, steps=steps)
+    return [(rows, average), (moved, u)]
 
 
-def _solve_in_span(
-    method: Lava, params: MetaParams, apart: PointLosses, f: Array, gram: Array
+def _coefficients(
+    method: Lava, params: MetaParams, apart: PointLosses, f: Array, blocks: Array
 ) -> Array:
-    """u ``[N, k]``, given the outputs ``[N, k]`` and J J^T ``[N, k, N, k]`` at the prior."""
-    blocks = jnp.einsum("nknl->nkl", gram)
-    epsilon = _epsilon_at_prior(method, params, apart, f, blocks)
+    """a ``[N, k]``, d_i = J_i^T a_i, given outputs and J_i J_i^T ``[N, k, k]`` at the prior."""
     if method.linear_steps:
-        steps = _newton(method, params, apart, f, blocks)
-    else:
-        steps = apart.gradient_coefficients(f, inner_rate(method, params))
-    return precision.combine_in_span(gram, steps, apart.loss_factors(f), apart.count, epsilon)
+        return _newton(method, params, apart, f, blocks)
+    return apart.gradient_coefficients(f, inner_rate(method, params))
+
+
+def _correction(
+    method: Lava,
+    params: MetaParams,
+    apart: PointLosses,
+    f: Array,
+    *,
+    gram: Array,
+    cross: Array,
+    steps: Array,
+) -> Array:
+    """u ``[N, k]`` of ``precision.correct_in_span``, for outputs where curvatures are taken."""
+    epsilon = _epsilon_at(method, params, apart, f, jnp.einsum("nknl->nkl", gram))
+    factors = apart.loss_factors(f)
+    return precision.correct_in_span(
+        gram, cross, steps, factors, count=apart.count, epsilon=epsilon
+    )
 
 
 def _head_in_span(method: Lava, apart: PointLosses, prior: PyTree) -> bool:
@@ -242,5 +280,6 @@ def _adapt_head_in_span(method: Lava, params: MetaParams, apart: PointLosses, he
     epsilon = method.epsilon_share(params, apart.mean_scale(traces), apart.count)
     kernel = jnp.matmul(z, z.T, precision=lax.Precision.HIGHEST)
     gram = kernel[:, None, :, None] * jnp.eye(apart.out_dim, dtype=z.dtype)[:, None, :]
-    u = precision.combine_in_span(gram, steps, factors, apart.count, epsilon)
+    u = precision.correct_in_span(gram, gram, steps, factors, count=apart.count, epsilon=epsilon)
+    u = steps / apart.count + u
     return head + jnp.matmul(z.T, u, precision=lax.Precision.HIGHEST)

@@ -1,0 +1,112 @@
+"""Time of the calls that a user makes: to adapt, to adapt on-line, and to import the library.
+
+    python benchmarks/calls.py [--quick] [--out FOLDER]
+
+A call is compared with an empty one, compiled and of the same signature: what handing over the
+parameters and points costs by itself. An import is compared with that of JAX, Flax and optax in a
+process of its own, in CPU time, which other work on the machine disturbs least.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+import measuring
+
+# isort: split
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import lavajax
+from ratios import Ratio, options, publish
+
+TARGETS = {"adapt": 5.0, "on-line": 10.0, "import": 1.15}
+PARTS = "import jax, flax.linen, optax"
+
+
+def main() -> int:
+    """Measures, prints the table and writes the results."""
+    args = options(__doc__).parse_args()
+    repeats, imports = (2, 1) if args.quick else (40, 9)
+    rows, microseconds = [], {}
+    for what, seconds in (
+        ("adapt", adapt(repeats, calls=50)),
+        ("on-line", online(repeats, calls=50)),
+    ):
+        empty = seconds.pop("empty")
+        microseconds[what] = {name: 1e6 * s for name, s in seconds.items()} | {"empty": 1e6 * empty}
+        rows += [
+            Ratio(name, "empty jitted call", "N=10" if what == "adapt" else "P=65", s / empty, most)
+            for name, s in seconds.items()
+            for most in (TARGETS[what] if name in TIMED else None,)
+        ]
+    library, parts = (import_seconds(code, imports) for code in ("import lavajax", PARTS))
+    rows.append(Ratio("import lavajax", PARTS, "CPU time", library / parts, TARGETS["import"]))
+    data: dict[str, Any] = {"microseconds": microseconds, "import_seconds": [library, parts]}
+    publish("calls", rows, data, args.out)
+    return 0
+
+
+TIMED = ("jax.jit(lavajax.adapt)", "update and estimate, 1 point")
+
+
+def adapt(repeats: int, calls: int, model: lavajax.Model | None = None) -> dict[str, float]:
+    """Median seconds of adapting to one task, and of a call that does nothing."""
+    params, support = _example(10, model)
+    compiled = jax.jit(lavajax.adapt)
+    empty = jax.jit(
+        lambda params, support: lavajax.Adapted(jnp.zeros_like(params["head"])), keep_unused=True
+    )
+    arrays = np.asarray(support.x), np.asarray(support.y)
+    runs = {
+        "empty": lambda: empty(params, support),
+        TIMED[0]: lambda: compiled(params, support),
+        "lavajax.adapt, NumPy arrays": lambda: lavajax.adapt(params, arrays),
+    }
+    return measuring.interleaved(runs, repeats=repeats, calls=calls)
+
+
+def online(repeats: int, calls: int, model: lavajax.Model | None = None) -> dict[str, float]:
+    """Median seconds of taking in one point and reading the estimate, and of an empty call."""
+    params, support = _example(1, model)
+    sums = lavajax.online(params, support)
+    point = np.asarray(support.x), np.asarray(support.y)
+    empty = jax.jit(
+        lambda params, sums, support: lavajax.Adapted(jnp.zeros_like(params["head"])),
+        keep_unused=True,
+    )
+    runs = {
+        "empty": lambda: empty(params, sums, support),
+        TIMED[1]: lambda: lavajax.estimate(params, lavajax.update(params, sums, point)),
+        "update": lambda: lavajax.update(params, sums, point),
+        "estimate": lambda: lavajax.estimate(params, sums),
+    }
+    return measuring.interleaved(runs, repeats=repeats, calls=calls)
+
+
+def _example(points: int, model: lavajax.Model | None) -> tuple[lavajax.MetaParams, lavajax.Points]:
+    method = lavajax.Lava() if model is None else lavajax.Lava(model)
+    support = lavajax.Sine(shots=points).sample(jax.random.key(0)).support
+    return method.init(jax.random.key(1), support.x, support.y), support
+
+
+def import_seconds(code: str, repeats: int) -> float:
+    """Median CPU seconds of an import, in fresh processes."""
+    script = f"import time; begun = time.process_time(); {code}; print(time.process_time() - begun)"
+    times = [
+        float(
+            subprocess.run(
+                [sys.executable, "-c", script], check=True, capture_output=True, text=True
+            ).stdout
+        )
+        for _ in range(repeats)
+    ]
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -170,8 +170,10 @@ def outputs_after(
     sent = [rows.sent(u) for rows, u in moves]
 
     def move(index: int, h: Array) -> Array:
-        inner = [h @ rows.inputs[index].T + 1 for rows, _ in moves]  # 1 for the bias
-        return sum(i @ s[index] for i, s in zip(inner, sent, strict=True))
+        added = jnp.zeros((), h.dtype)
+        for (rows, _), signals in zip(moves, sent, strict=True):
+            added = added + (h @ rows.inputs[index].T + 1) @ signals[index]  # 1 for the bias
+        return added
 
     z = network.augment(model.tapped(net["weights"], fixed, x, move))
     return z @ net["head"] + sum((z @ rows.z.T) @ u for rows, u in moves)

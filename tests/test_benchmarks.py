@@ -12,7 +12,6 @@ import pytest
 
 import lavajax
 
-
 TINY = lavajax.MLP(hidden=(4,))
 
 

@@ -15,7 +15,8 @@ import os
 import sys
 import time
 
-os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # before JAX starts
+if __name__ == "__main__":
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # before JAX starts, here and in what this starts
 
 import measuring  # noqa: F401
 

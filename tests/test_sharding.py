@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import lavajax
 from helpers import RELU
 from lavajax.sharding import ALONE, AXIS, Share, task_mesh
+from lavajax.train import _fitting
 
 SLOW = Path(__file__).resolve().parent / "slow"
 
@@ -87,3 +90,46 @@ def test_bad_devices_are_refused(devices, message):
         task_mesh(devices)
     with pytest.raises(ValueError, match=message):
         lavajax.train(lavajax.Anil(RELU), lavajax.Sine(), steps=1, devices=devices)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Spoiled:
+    """Sine waves, of which one in four has a NaN for a label."""
+
+    tasks: lavajax.Sine
+
+    def sample(self, key, split="train"):
+        task = self.tasks.sample(key, split)
+        bad = jax.random.bernoulli(jax.random.fold_in(key, 1), 0.25)
+        y = jnp.where(bad, jnp.nan, task.support.y)
+        return lavajax.Task(lavajax.Points(task.support.x, y), task.query)
+
+
+@pytest.mark.parametrize("method", [lavajax.Lava(RELU), lavajax.VrMaml(RELU)])
+def test_a_few_tasks_at_a_time_train_as_all_together(method, x64):
+    """Of 6 tasks, of which one is bad at times: by twos, by the whole, and as it is chosen."""
+    tasks = Spoiled(lavajax.Sine(shots=2, queries=3))
+
+    def trained(microbatch):
+        options = {"meta_batch": 6, "microbatch": microbatch, "max_skipped": 1.0}
+        return lavajax.train(method, tasks, steps=4, optimizer=optax.sgd(1e-2), **options)
+
+    whole, parts, chosen = (trained(size).params for size in (6, 2, None))
+    for leaf, other, same in zip(*map(jax.tree.leaves, (whole, parts, chosen)), strict=True):
+        np.testing.assert_allclose(other, leaf, rtol=1e-10, atol=1e-13)
+        np.testing.assert_array_equal(same, leaf)
+
+
+def test_microbatches_are_chosen_where_they_fit_a_cache():
+    assert [_fitting(b) for b in (10, 64, 128, 100, 127, 1024, 1000)] == [
+        *(None, None, 64, 50, None, 64, 50)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "message"), [(4, "must divide the 6 tasks of a device"), (0, "integer of at least 1")]
+)
+def test_microbatches_that_do_not_divide_are_refused(size, message):
+    with pytest.raises(ValueError, match=f"microbatch must.*{message}|microbatch {message}"):
+        lavajax.train(lavajax.Lava(RELU), lavajax.Sine(), steps=1, meta_batch=6, microbatch=size)

@@ -51,26 +51,36 @@ class BatchExpectation:
         axis_name: name of the mapped axis over devices (of ``shard_map`` or ``pmap``), or None.
         real: ``[B]`` booleans, True where a task counts, on some device at least one; None when
             all do.
+        microbatch: how many tasks to compute at once, a divisor of B; None: all.
     """
 
     tasks: Task
     keys: Array
     axis_name: str | None = None
     real: Array | None = None
+    microbatch: int | None = None
 
     def __call__(self, fn: Callable[[Task, Array], PyTree]) -> PyTree:
         """See ``Expectation``."""
-        return self._over_devices(self._mean(jax.vmap(fn)(self.tasks, self.keys)))
+
+        def mean(tasks: Task, keys: Array, real: Array | None) -> PyTree:
+            return _mean(jax.vmap(fn)(tasks, keys), real)
+
+        return self._over_tasks(mean)
 
     def value_and_grad(
         self, fn: Callable[[PyTree, Task, Array], PyTree], learned: PyTree, *, has_aux: bool = False
     ) -> tuple[PyTree, PyTree]:
         """See ``Expectation``."""
+        own = self.own(learned)
 
-        def local(learned: PyTree) -> PyTree:
-            return self._mean(jax.vmap(fn, in_axes=(None, 0, 0))(learned, self.tasks, self.keys))
+        def mean(tasks: Task, keys: Array, real: Array | None) -> PyTree:
+            def of(learned: PyTree) -> PyTree:
+                return _mean(jax.vmap(fn, in_axes=(None, 0, 0))(learned, tasks, keys), real)
 
-        return self._over_devices(jax.value_and_grad(local, has_aux=has_aux)(self.own(learned)))
+            return jax.value_and_grad(of, has_aux=has_aux)(own)
+
+        return self._over_tasks(mean)
 
     def own(self, tree: PyTree) -> PyTree:
         """A replicated tree for this device to differentiate in, or to return beside its tasks.
@@ -82,21 +92,29 @@ class BatchExpectation:
             return tree
         return jax.tree.map(lambda leaf: lax.pcast(leaf, self.axis_name, to="varying"), tree)
 
-    def _mean(self, values: PyTree) -> PyTree:
-        """Over this device's tasks, so that the mean over devices is that over all tasks."""
-        real = self.real
-        if real is None:
-            return jax.tree.map(lambda v: jnp.mean(v, axis=0), values)
-        number = jnp.mean(real.astype(float))
-        if self.axis_name is not None:
-            number = lax.pmean(number, self.axis_name)
+    def _over_tasks(self, mean: Callable[[Task, Array, Array | None], PyTree]) -> PyTree:
+        """The mean over all tasks that count, given ``mean`` over the places of a few."""
+        tree = self._over_devices(self._over_microbatches(mean))
+        if self.real is None:
+            return tree
+        share = self._over_devices(jnp.mean(self.real.astype(float)))
+        return jax.tree.map(lambda v: v / share.astype(v.dtype), tree)
 
-        def mean(v: Array) -> Array:
-            chosen = real.reshape((-1,) + (1,) * (v.ndim - 1))
-            total = jnp.mean(jnp.where(chosen, v, 0), axis=0)  # floating, of integers too
-            return total / number.astype(total.dtype)
+    def _over_microbatches(self, mean: Callable[[Task, Array, Array | None], PyTree]) -> PyTree:
+        """The mean over the places of this device."""
+        whole = self.tasks, self.keys, self.real
+        if self.microbatch is None:
+            return mean(*whole)
+        parts = jax.tree.map(lambda v: v.reshape(-1, self.microbatch, *v.shape[1:]), whole)
+        like = jax.eval_shape(lambda p: mean(*jax.tree.map(lambda v: v[0], p)), parts)
+        zeros = self.own(jax.tree.map(lambda v: jnp.zeros(v.shape, v.dtype), like))
 
-        return jax.tree.map(mean, values)
+        def add(total: PyTree, part: Any) -> tuple[PyTree, None]:
+            return jax.tree.map(jnp.add, total, mean(*part)), None
+
+        total, _ = lax.scan(add, zeros, parts)
+        number = self.keys.shape[0] // self.microbatch
+        return jax.tree.map(lambda v: v / number, total)
 
     def without(self, bad: Array) -> BatchExpectation:
         """The same without some tasks, ``[B]`` booleans, of which not all may be bad.
@@ -126,6 +144,17 @@ class BatchExpectation:
 
     def _over_devices(self, tree: PyTree) -> PyTree:
         return tree if self.axis_name is None else lax.pmean(tree, self.axis_name)
+
+
+def _mean(values: PyTree, real: Array | None) -> PyTree:
+    """Over all places, with 0 at those that do not count."""
+
+    def mean(v: Array) -> Array:
+        if real is not None:
+            v = jnp.where(real.reshape((-1,) + (1,) * (v.ndim - 1)), v, 0)
+        return jnp.mean(v, axis=0)  # floating, of integers too
+
+    return jax.tree.map(mean, values)
 
 
 def gradient_step(

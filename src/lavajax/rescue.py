@@ -33,7 +33,11 @@ def not_finite(method: Method, params: MetaParams, expect: BatchExpectation) -> 
 
         return ~all_finite(jax.value_and_grad(loss)(learned))
 
-    return jax.vmap(is_bad)(expect.tasks, expect.keys)
+    return lax.map(
+        lambda each: is_bad(*each),
+        (expect.tasks, expect.keys),
+        batch_size=expect.microbatch or expect.keys.shape[0],
+    )
 
 
 def all_finite(tree: PyTree) -> Array:

@@ -169,8 +169,30 @@ def draw(
     return batch, share.of(jax.random.split(method_key, meta_batch))
 
 
-def _expectation(batch: tuple[Task, Array], meta_batch: int, share: Share) -> BatchExpectation:
-    return BatchExpectation(*batch, share.axis_name, share.real(meta_batch))
+def _expectation(
+    batch: tuple[Task, Array], meta_batch: int, microbatch: int | None, share: Share
+) -> BatchExpectation:
+    number = batch[1].shape[0]
+    if microbatch is None and jax.default_backend() == "cpu":
+        microbatch = _fitting(number)
+    elif microbatch is not None and number % microbatch:
+        raise ValueError(
+            f"microbatch must divide the {number} tasks of a device in an outer step, got "
+            f"{microbatch}"
+        )
+    if microbatch == number:
+        microbatch = None
+    return BatchExpectation(*batch, share.axis_name, share.real(meta_batch), microbatch)
+
+
+def _fitting(number: int) -> int | None:
+    """So many tasks at once that what a layer computes stays in a core's cache; None: all.
+
+    1,024 tasks of 60 points, one LAVA step: 46 ms by 16 to 128 at a time, 79 ms all together.
+    """
+    if number <= 64:
+        return None
+    return next((size for size in range(64, 15, -1) if number % size == 0), None)
 
 
 def run_steps(
@@ -181,6 +203,7 @@ def run_steps(
     stop: Array | int,
     *,
     meta_batch: int,
+    microbatch: int | None = None,
     share: Share = ALONE,
 ) -> tuple[TrainState, dict[str, Array]]:
     """Takes the outer steps ``start`` to ``stop - 1``. Pure; ``train`` compiles it.
@@ -199,6 +222,7 @@ def run_steps(
         start: first step, a scalar that may be traced.
         stop: where to end; any ``stop`` is the same compilation.
         meta_batch: tasks per outer step, on all devices together.
+        microbatch: as in ``train``.
         share: what this device takes of them.
 
     Returns:
@@ -212,7 +236,9 @@ def run_steps(
         return jax.vmap(lambda i: draw(tasks, state.key, i, meta_batch, share))(steps)
 
     def step(state: TrainState, batch: tuple[Task, Array]) -> tuple[TrainState, dict[str, Array]]:
-        return state.params.method.step(state, _expectation(batch, meta_batch, share), tx)
+        return state.params.method.step(
+            state, _expectation(batch, meta_batch, microbatch, share), tx
+        )
 
     def take(carry: PyTree, batch: tuple[Task, Array]) -> PyTree:
         state, total = carry
@@ -244,13 +270,14 @@ def _block_size(tasks: TaskSource, key: Array, meta_batch: int, share: Share) ->
     return max(n for n in (1, 2, 5, 10, 20, 50, 100) if n == 1 or n * size <= 2**24)
 
 
-@partial(jax.jit, static_argnames=("tx", "meta_batch", "mesh"))
+@partial(jax.jit, static_argnames=("tx", "meta_batch", "microbatch", "mesh"))
 def _careful_step(
     state: TrainState,
     tasks: TaskSource,
     *,
     tx: optax.GradientTransformation,
     meta_batch: int,
+    microbatch: int | None,
     mesh: Mesh | None,
 ) -> tuple[TrainState, dict[str, Array], Array]:
     """One step, or one of each seed, without the tasks that would spoil it: ``[B]`` booleans."""
@@ -259,7 +286,9 @@ def _careful_step(
     def run(state: TrainState, tasks: TaskSource) -> tuple[TrainState, dict[str, Array], Array]:
         def step(state: TrainState) -> tuple[TrainState, dict[str, Array], Array]:
             batch = draw(tasks, state.key, state.step, meta_batch, share)
-            new, metrics, bad = careful_step(state, _expectation(batch, meta_batch, share), tx)
+            new, metrics, bad = careful_step(
+                state, _expectation(batch, meta_batch, microbatch, share), tx
+            )
             return new, metrics, share.whole(bad, meta_batch)
 
         return jax.vmap(step)(state) if state.step.ndim else step(state)
@@ -267,7 +296,7 @@ def _careful_step(
     return over_devices(run, mesh)(state, tasks)
 
 
-@partial(jax.jit, static_argnames=("tx", "meta_batch", "mesh"), donate_argnums=0)
+@partial(jax.jit, static_argnames=("tx", "meta_batch", "microbatch", "mesh"), donate_argnums=0)
 def _run_chunk(
     state: TrainState,
     tasks: TaskSource,
@@ -276,10 +305,15 @@ def _run_chunk(
     *,
     tx: optax.GradientTransformation,
     meta_batch: int,
+    microbatch: int | None,
     mesh: Mesh | None,
 ) -> tuple[TrainState, dict[str, Array]]:
     """``run_steps`` on all devices; where the state holds several seeds, of all of them."""
-    settings: dict[str, Any] = {"meta_batch": meta_batch, "share": share_of(mesh)}
+    settings: dict[str, Any] = {
+        "meta_batch": meta_batch,
+        "microbatch": microbatch,
+        "share": share_of(mesh),
+    }
 
     def run(
         state: TrainState, tasks: TaskSource, start: Array, stop: Array
@@ -300,6 +334,7 @@ def train(
     seed: int = 0,
     seeds: int | None = None,
     meta_batch: int = 10,
+    microbatch: int | None = None,
     optimizer: optax.GradientTransformation | None = None,
     chunk: int = 500,
     callback: Callable[[Progress], Any] | None = None,
@@ -321,6 +356,9 @@ def train(
         seeds: train the runs of ``seed``, ``seed + 1``, ... together, under one vmap. Each is the
             run of that seed alone, but for rounding. None: one run, without a leading axis.
         meta_batch: tasks per outer step, B.
+        microbatch: tasks that a device computes at once, a divisor of its share of B; the gradient
+            is summed over them, in less memory. The result is the same but for rounding. None: all,
+            and on a CPU at most 64, which its caches hold.
         optimizer: any optax optimiser over ``params.learned``; None: ``outer_optimizer(steps)``.
         chunk: outer steps in one compiled call. Does not change the result.
         callback: called with a ``Progress`` after every chunk; must copy what it keeps of its
@@ -346,13 +384,11 @@ def train(
     if isinstance(method, type) or not callable(getattr(method, "step", None)):
         raise ValueError(f"method must be an instance such as Lava(), got {method!r}")
     check_source(tasks)
-    for name, value in (("steps", steps), ("meta_batch", meta_batch), ("chunk", chunk)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value}")
-    if seeds is not None and (not isinstance(seeds, int) or seeds < 1):
-        raise ValueError(
-            f"seeds must be an integer of at least 1, or None for a single run, got {seeds}"
-        )
+    _check_number("steps", steps)
+    _check_number("meta_batch", meta_batch)
+    _check_number("chunk", chunk)
+    _check_number("microbatch", microbatch, none="all that fit")
+    _check_number("seeds", seeds, none="a single run")
     if not 0 <= max_skipped <= 1:
         raise ValueError(f"max_skipped must be from 0 to 1, a share, got {max_skipped}")
     mesh = task_mesh(devices)
@@ -367,7 +403,12 @@ def train(
         raise ValueError(f"state must not be beyond steps = {steps}, got one of step {done}")
 
     state, tasks = replicate((state, tasks), mesh)
-    settings: dict[str, Any] = {"tx": tx, "meta_batch": meta_batch, "mesh": mesh}
+    settings: dict[str, Any] = {
+        "tx": tx,
+        "meta_batch": meta_batch,
+        "microbatch": microbatch,
+        "mesh": mesh,
+    }
 
     # No step at all compiles the same function, so that its time can be told apart.
     begun = time.perf_counter()
@@ -403,6 +444,14 @@ def train(
     stacked = {name: np.stack([h[name] for h in history]) for name in names}
     state = local(state, mesh)
     return Trained(state.params, state, stacked)
+
+
+def _check_number(name: str, value: int | None, none: str = "") -> None:
+    """With ``none``, what None stands for."""
+    if (value is None and none) or (isinstance(value, int) and value >= 1):
+        return
+    otherwise = f", or None for {none}" if none else ""
+    raise ValueError(f"{name} must be an integer of at least 1{otherwise}, got {value}")
 
 
 def _check_state(state: TrainState, method: Method, tasks: TaskSource, seeds: int | None) -> None:

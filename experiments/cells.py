@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from files import write_whole
+from lavajax import disk
 
 
 class Cells:
@@ -45,9 +46,11 @@ class Cells:
 
         Raises:
             ValueError: it has a number that is not finite, which JSON has not.
+            OSError: the disk is full, or the folder cannot be written to.
         """
         text = json.dumps({"key": key, "result": result}, indent=1, allow_nan=False) + "\n"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with disk.writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self._file(name), text)
 
     def compute(self, name: str, key: Any, fn: Callable[[], Any]) -> Any:

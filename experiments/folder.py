@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from files import UNFINISHED, write_whole
-from lavajax import store
+from lavajax import disk, store
 from lavajax.checkpoint import CHECKPOINTS
 
 try:
@@ -50,12 +50,14 @@ class RunFolder:
 
         Raises:
             ValueError: the folder is in use, or holds something that is not a run.
+            OSError: it cannot be made, or written to.
         """
         if path is None:
             return _new_under(Path("runs"), name)
         if path.exists() and not path.is_dir():
             raise ValueError(f"--out must be a new or empty folder, {path} is a file")
-        path.mkdir(parents=True, exist_ok=True)
+        with disk.writing(path):
+            path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path)._locked()
         found = {p.name for p in path.iterdir() if not p.name.endswith(UNFINISHED)} - {LOCK}
         if found and not (overwrite and CONFIG in found):
@@ -72,6 +74,7 @@ class RunFolder:
 
         Raises:
             ValueError: there is no run, or another process is at it.
+            OSError: the folder cannot be written to.
         """
         if not (path / CONFIG).is_file():
             raise ValueError(f"{path} must be the folder of a run, and has no {CONFIG}")
@@ -89,7 +92,8 @@ class RunFolder:
 
     def _locked(self) -> RunFolder:
         """Takes the lock, which the system gives back when the process ends in whatever way."""
-        self._lock = (self.path / LOCK).open("a+")
+        with disk.writing(self.path):
+            self._lock = (self.path / LOCK).open("a+")
         if fcntl is not None:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,9 +105,10 @@ class RunFolder:
                     f"{self.path} is in use by another run, process {holder}"
                 ) from None
         self._lock.seek(0)
-        self._lock.truncate()
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
+        with disk.writing(self.path):
+            self._lock.truncate()
+            self._lock.write(str(os.getpid()))
+            self._lock.flush()
         return self
 
     def _clear(self) -> None:
@@ -147,8 +152,9 @@ class RunFolder:
         write_whole(self.path / METRICS, "".join(json.dumps(row) + "\n" for row in rows))
 
     def add_metrics(self, row: dict[str, Any]) -> None:
-        """Appends a line."""
-        with (self.path / METRICS).open("a") as file:
+        """Appends a line; what a full disk leaves of it is none to whoever reads it."""
+        path = self.path / METRICS
+        with disk.writing(path), path.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
 
@@ -168,9 +174,10 @@ def _new_under(parent: Path, name: str) -> RunFolder:
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     for suffix in ["", *(f"-{i}" for i in range(2, 100))]:
         path = parent / f"{name}-{stamp}{suffix}"
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
+        with disk.writing(path):
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
         return RunFolder(path)._locked()
     raise ValueError(f"--out must be given: {parent} has no free name left for {name}-{stamp}")

@@ -47,6 +47,7 @@ from items import (
     tracking,
     variance,
 )
+from lavajax import disk
 from protocols import HEADLINE, QUICK, Scale
 from works import Clock, Folders, Item, Work
 
@@ -69,6 +70,8 @@ ITEMS: dict[str, Item] = {
     "tracking": tracking,
     "qualitative": qualitative,
 }
+FULL_DISK = 74
+"""How a cell's process ends that could not keep its result: EX_IOERR of sysexits.h."""
 
 
 def parse() -> argparse.Namespace:
@@ -115,12 +118,30 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Computes what is missing, and renders what is there.
+    """Runs the command line.
 
     Returns:
-        0; 1 where a cell failed, 2 where no cell has such a name, 130 where it was stopped.
+        0; 1 where a cell failed, or nothing could be written any more; 2 where no cell has such a
+        name, 130 where it was stopped.
     """
     args = parse()
+    try:
+        return make(args)
+    except OSError as error:
+        full = error.errno in disk.FULL
+        if args.cell and not full:
+            raise
+        print(f"error: {error}; the same command goes on from here")
+        return FULL_DISK if args.cell and full else 1
+
+
+def make(args: argparse.Namespace) -> int:
+    """Computes what is missing, and renders what is there.
+
+    Raises:
+        OSError: the disk is full: what further cells compute could not be kept; or RESULTS.md or
+            the folder of logs cannot be written.
+    """
     scale = Scale(
         QUICK if args.quick else HEADLINE, args.extended, args.quick, times=not args.no_time
     )
@@ -164,7 +185,8 @@ def main() -> int:
         "--all --quick" if args.quick else "--all --extended"
     )
     head = ["# Results", f"All of it is made by `{command}`, or item by item; see `--help`."]
-    results.parent.mkdir(parents=True, exist_ok=True)
+    with disk.writing(results.parent):
+        results.parent.mkdir(parents=True, exist_ok=True)
     write_whole(results.parent / "RESULTS.md", "\n\n".join([*head, *filter(None, sections)]) + "\n")
     for each in failed:
         print(f"error: {each} failed")
@@ -215,6 +237,8 @@ def in_this_process(works: list[Work], folders: Folders, workers: int) -> Iterat
             if not error:
                 each.do(folders)
         except Exception as failure:  # the other cells go on
+            if isinstance(failure, OSError) and failure.errno in disk.FULL:
+                raise
             error = f"{type(failure).__name__}: {failure}"
         if error:
             lost.add(each.label)
@@ -233,7 +257,8 @@ def by_processes(works: list[Work], folders: Folders, workers: int) -> Iterator[
     waiting, running, lost = list(works), dict[str, Running](), set[str]()
     cores = _cores(workers)
     logs = folders.work / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    with disk.writing(logs):
+        logs.mkdir(parents=True, exist_ok=True)
     try:
         while waiting or running:
             while len(running) < workers and (each := _next(waiting, running)) is not None:
@@ -301,13 +326,19 @@ class Running:
         return Running(work, process, log, time.monotonic(), core)
 
     def outcome(self) -> str | None:
-        """None while it runs; then "", or what went wrong."""
+        """None while it runs; then "", or what went wrong.
+
+        Raises:
+            OSError: the disk is full.
+        """
         if self.process.poll() is None:
             return None
         if self.process.returncode == 0:
             self.log.unlink()
             return ""
         lines = self.log.read_text(errors="replace").strip().splitlines()
+        if self.process.returncode == FULL_DISK:
+            raise OSError(f"{self.work.label}: {lines[-1].removeprefix('error: ')}")
         return f"{lines[-1] if lines else 'killed'} ({self.log})"
 
     def stop(self) -> None:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 import lavajax
+from lavajax import disk
 from lavajax.extras import require
 from options import Variant
 
@@ -80,14 +81,17 @@ class TensorBoard:
 
     def __init__(self, folder: Path, start: int) -> None:
         board = require("tensorboardX", "experiments", "--tensorboard")
+        self._folder = folder
         # Steps after ``start`` that an earlier part of the run has logged are taken again.
-        self._writer = board.SummaryWriter(str(folder), purge_step=start + 1)
+        with disk.writing(folder):
+            self._writer = board.SummaryWriter(str(folder), purge_step=start + 1)
 
     def __enter__(self) -> TensorBoard:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._writer.close()
+        with disk.writing(self._folder):
+            self._writer.close()
 
     def add(self, row: dict[str, Any]) -> None:
         """Adds a report."""
@@ -97,7 +101,8 @@ class TensorBoard:
             for seed, number in enumerate(np.atleast_1d(value)):
                 series = name if np.ndim(value) == 0 else f"{name}/{seed}"
                 self._writer.add_scalar(series, number, row["step"])
-        self._writer.flush()  # what is buffered does not outlive a kill
+        with disk.writing(self._folder):
+            self._writer.flush()  # what is buffered does not outlive a kill
 
 
 def target_table(targets: dict[str, Any]) -> Table:

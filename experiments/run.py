@@ -120,7 +120,7 @@ def finish(job: Job) -> int:
     except (ValueError, OSError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
         _fail(console, error, 1, peers)
         if not isinstance(error, ValueError):
-            _say(console, _how_to_go_on(job.path))
+            _say(console, f"{_what_is_saved(job)}; {_how_to_go_on(job.path)}")
         return peers.abandon(1)
     if results is not None:
         settings = job.settings
@@ -299,6 +299,11 @@ def execute(job: Job, stop: StopRequest) -> dict[str, Any] | None:
     """Trains from where the folder stands, scores, and writes all files; returns the results.
 
     Where process 0 does the last of these, the others return None after training.
+
+    Raises:
+        OSError: a file of the folder cannot be written. Training on would end in nothing: the run
+            stops there, its earlier checkpoints are untouched, and it goes on from the last of them
+            when there is room.
     """
     settings, source, folder = job.settings, job.source, job.folder
     state = train(job, stop)
@@ -486,6 +491,12 @@ def machine() -> dict[str, Any]:
     versions = {name: importlib.metadata.version(name) for name in ("jax", "lavajax", "optax")}
     device = jax.devices()[0].device_kind
     return {"device": device, "devices": jax.device_count(), "cores": os.cpu_count(), **versions}
+
+
+def _what_is_saved(job: Job) -> str:
+    """How far a run that goes on need not train again."""
+    steps = [] if job.folder is None else checkpoint.saved_steps(job.path)
+    return f"the last checkpoint is of step {steps[0]:,}" if steps else "no checkpoint is saved yet"
 
 
 def _how_to_go_on(path: Path) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import resource
 
 import jax
 import jax.numpy as jnp
@@ -184,3 +186,14 @@ def points_for(method, n, seed=0, mask=None):
     if isinstance(method.point_loss, lj.CrossEntropy):
         return make_labels(n, 3, seed=seed, mask=mask)
     return make_points(n, 2, seed=seed, mask=mask)
+
+
+@contextlib.contextmanager
+def small_files(size):
+    """No file can grow beyond ``size`` bytes: the system refuses to write, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # Python ignores the signal of it
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -337,7 +337,7 @@ def test_full_disk_leaves_the_older_model_and_no_rubbish(tmp_path, monkeypatch):
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, fails)
-            with pytest.raises(OSError, match=r"No space left|cannot be written: OUT_OF_RANGE"):
+            with pytest.raises(OSError, match=r"cannot be written: (No space left|File too large)"):
                 lavajax.save(params_of(seed=1), tmp_path / "m", overwrite=True)
     assert_same(lavajax.load(tmp_path / "m"), params)
     assert [p.name for p in tmp_path.iterdir()] == ["m"]

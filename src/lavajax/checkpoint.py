@@ -43,7 +43,8 @@ def save(params: MetaParams, path: str | Path, *, overwrite: bool = False) -> Pa
         ValueError: ``path`` is in use, or the leaves are not those that the method makes (they
             were cast, say), so that they could not be loaded.
         ModuleNotFoundError: Orbax is missing; the message has the command that installs it.
-        OSError: the folder cannot be written.
+        OSError: the disk is full, or the folder cannot be written to; the message says which, how
+            much is free, and what to do. Nothing is left half written, and an older model stays.
     """
     if not isinstance(params, MetaParams):
         hint = "; give its .params" if hasattr(params, "params") else ""
@@ -114,7 +115,7 @@ def save_state(
 
     Raises:
         ValueError: that step is saved already, or ``keep`` is below 1.
-        OSError: the folder cannot be written; earlier checkpoints are untouched.
+        OSError: as ``save``; earlier checkpoints are untouched.
     """
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
@@ -164,6 +165,11 @@ def restore_state(
         return _read(folder, record, like, "")
 
     return _newest(Path(run).absolute() / CHECKPOINTS, read)
+
+
+def saved_steps(run: str | Path) -> list[int]:
+    """The outer steps of which a run has checkpoints, newest first."""
+    return [int(path.name) for path in _steps(Path(run) / CHECKPOINTS)]
 
 
 def set_aside_after(run: str | Path, step: int) -> list[Path]:

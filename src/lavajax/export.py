@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import export as jax_export
 
-from lavajax import api, leaves
+from lavajax import api, disk, leaves
 from lavajax.extras import require
 from lavajax.store import move_in
 from lavajax.types import Array, MetaParams, Points, PyTree
@@ -56,7 +56,7 @@ def export(
     Raises:
         ValueError: an argument cannot be, or ``path`` is in use.
         ModuleNotFoundError: flatbuffers is missing; the message has the command that installs it.
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written; the message says why, and an older export stays.
     """
     require("flatbuffers", "export", "exporting a model")
     api.check_params(params)
@@ -71,15 +71,16 @@ def export(
     path = Path(path).absolute()
     _check_free(path, overwrite)
     programs = _programs(params, shots, platforms)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        for name, program in programs.items():
-            (temporary / name).write_bytes(program)
-        temporary.chmod(0o755)
-        move_in(temporary, path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with disk.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+        try:
+            for name, program in programs.items():
+                (temporary / name).write_bytes(program)
+            temporary.chmod(0o755)
+            move_in(temporary, path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
     return path
 
 

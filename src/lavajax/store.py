@@ -20,11 +20,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from lavajax import disk
 from lavajax.extras import require
 
 FORMAT, VERSION = "lavajax", 1
 MANIFEST, RECORD, ARRAYS = "manifest.json", "config.json", "arrays"
 _MOST_JSON = 2**26  # bytes; what is larger is not ours, and is not read
+_ROOM_BESIDE = 2**20  # bytes beside the arrays: 60 kB of Orbax's own, and the blocks of small files
 _TEMPORARY, _PREVIOUS = ".unfinished-", ".previous-"
 
 
@@ -45,13 +47,22 @@ def write(
 
     Raises:
         ValueError: ``path`` is in use and ``replace`` is False, or it is no stored folder.
-        OSError: the disk is full, or the folder cannot be written to; what stood at ``path`` still
-            stands there.
+        OSError: the disk is full, or the folder cannot be written to, as ``disk.writing`` tells it;
+            what stood at ``path`` still stands there, and nothing is left of what was begun.
     """
     checkpointer = _checkpointer()
     path = Path(path).resolve()  # a link stays, and what it points to is replaced
-    _check_free(path, replace)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk.writing(path):
+        _check_free(path, replace)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Asked before: on a full disk Orbax fails in many threads at once, and loudly.
+        disk.check_room(path.parent, sum(a.nbytes for a in arrays.values()) + _ROOM_BESIDE)
+        _write(checkpointer, path, arrays, record)
+
+
+def _write(
+    checkpointer: Any, path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any]
+) -> None:
     temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{path.name}-", dir=path.parent))
     try:
         (temporary / RECORD).write_bytes((json.dumps(record, indent=1) + "\n").encode())
@@ -61,7 +72,7 @@ def write(
         temporary.chmod(0o777 & ~_umask())
         move_in(temporary, path)
     except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        disk.remove(temporary)
         raise
 
 
@@ -78,7 +89,9 @@ def _save_arrays(checkpointer: Any, path: Path, arrays: dict[str, np.ndarray]) -
     try:
         checkpointer.save(path, arrays)
     except ValueError as error:  # what a full disk is to Orbax
-        raise OSError(f"{path.parent} cannot be written: {error}") from error
+        number = disk.number_in(str(error))
+        plain = OSError(str(error)) if number is None else OSError(number, os.strerror(number))
+        raise plain from error
     finally:
         logger.setLevel(level)
 

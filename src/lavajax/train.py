@@ -23,6 +23,7 @@ from lavajax.sharding import ALONE, Share, local, over_devices, replicate, share
 from lavajax.tasks.base import TaskSource, check_source
 from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
 from lavajax.units import Units
+from lavajax.watch import Watch
 
 
 @functools.lru_cache(maxsize=128)  # the same object again, so that a second run compiles nothing
@@ -64,8 +65,8 @@ class Progress:
         metrics: the method's metrics, each averaged over the steps of the chunk; scalars, or
             ``[seeds]`` where several seeds train together.
         seconds: of this chunk, without compilation.
-        compile_seconds: what compiling took, once before the first chunk; about 0 where the same
-            was compiled before.
+        compile_seconds: what compiling took, once before the first chunk; that of a single step
+            where the same was compiled before.
         state: the state after the chunk. Its arrays are given up to the next chunk: a callback
             that keeps it, or its params, must copy them (``jax.tree.map(jnp.copy, ...)``).
         skipped: the tasks of the chunk that were left out, since their loss or its gradient was
@@ -146,12 +147,19 @@ def start_state(
     seeds: int | None = None,
 ) -> TrainState:
     """The state that ``train`` starts from; with ``seeds``, a leading axis on every leaf."""
-    # Compiled, so that no two leaves of the state share a buffer: all are given up to each chunk.
-    init = jax.jit(lambda tasks, key: init_state(method, tasks, tx, key))
     if seeds is None:
-        return init(tasks, jax.random.key(seed))
+        return _start(tasks, jax.random.key(seed), method=method, tx=tx)
     keys = jnp.stack([jax.random.key(seed + i) for i in range(seeds)])
-    return jax.vmap(init, in_axes=(None, 0))(tasks, keys)
+    start = partial(_start, method=method, tx=tx)
+    return jax.vmap(start, in_axes=(None, 0))(tasks, keys)
+
+
+# Compiled, so that no two leaves of the state share a buffer: all are given up to each chunk.
+@partial(jax.jit, static_argnames=("method", "tx"))
+def _start(
+    tasks: TaskSource, key: Array, *, method: Method, tx: optax.GradientTransformation
+) -> TrainState:
+    return init_state(method, tasks, tx, key)
 
 
 def draw(
@@ -376,6 +384,10 @@ def train(
     Returns:
         Final parameters, state and history, the latter from ``state`` on.
 
+    Warns:
+        UserWarning: training is finite and yet none, and goes on: its loss explodes, or its
+            gradient is exactly 0 (``lavajax.watch``). Said once.
+
     Raises:
         ValueError: an argument is out of range, or the method cannot take such tasks.
         FloatingPointError: the loss of every seed has become NaN or infinite, or more tasks than
@@ -410,11 +422,8 @@ def train(
         "mesh": mesh,
     }
 
-    # No step at all compiles the same function, so that its time can be told apart.
-    begun = time.perf_counter()
-    state, _ = _run_chunk(state, tasks, done, done, **settings)
-    jax.block_until_ready(state)
-    compile_seconds = time.perf_counter() - begun
+    first_loss, compile_seconds = _try_step(state, tasks, done, **settings)
+    watch = Watch(first_loss)
 
     room = np.full(state.step.shape, max_skipped * steps * meta_batch)
     history: list[dict[str, np.ndarray]] = []
@@ -436,6 +445,7 @@ def train(
                 f"training diverged: the loss is not finite between steps {done - length} and "
                 f"{done}; a lower outer rate, or a larger epsilon or epsilon_floor, may help"
             )
+        watch.look(done - length, done, host)
         if callback is not None:
             seconds = time.perf_counter() - begun
             here = local(state, mesh)
@@ -452,6 +462,16 @@ def _check_number(name: str, value: int | None, none: str = "") -> None:
         return
     otherwise = f", or None for {none}" if none else ""
     raise ValueError(f"{name} must be an integer of at least 1{otherwise}, got {value}")
+
+
+def _try_step(
+    state: TrainState, tasks: TaskSource, done: int, **settings: Any
+) -> tuple[np.ndarray, float]:
+    """The loss of the next step, taken by a copy, and the seconds: those of compiling."""
+    begun = time.perf_counter()
+    copy = jax.tree.map(jnp.copy, state)
+    _, metrics = _run_chunk(copy, tasks, done, done + 1, **settings)
+    return np.asarray(metrics["loss"]), time.perf_counter() - begun
 
 
 def _check_state(state: TrainState, method: Method, tasks: TaskSource, seeds: int | None) -> None:

@@ -13,7 +13,9 @@ into a folder called incomplete, which it renames at the end: what is there, is 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from lavajax import disk
 from lavajax.datasets import air_quality, mini_imagenet, omniglot, radio
 from lavajax.datasets.base import fingerprint
 from lavajax.extras import require
@@ -29,6 +32,8 @@ try:
     import fcntl
 except ModuleNotFoundError:  # Windows: TFDS alone keeps two processes apart there
     fcntl = None  # type: ignore[assignment]
+
+_LEAST_ROOM = 2**20  # bytes: what the files beside the data take
 
 tfds: Any = require("tensorflow_datasets", "data", "preparing data sets")
 for _package in ("array_record", "dill"):  # which TFDS imports without naming them
@@ -50,6 +55,7 @@ def prepared(
 
     Raises:
         ValueError, FileNotFoundError: as the reader of the data set.
+        OSError: the disk is full, or ``data_dir`` cannot be written to.
     """
     log = logging.getLogger("absl")
     level = log.level
@@ -85,9 +91,15 @@ def _init(
 
 
 def _download_and_prepare(self: Any, **options: Any) -> None:
-    """Prepares the data unless that is done; downloads nothing."""
+    """Prepares the data unless that is done; downloads nothing.
+
+    Raises:
+        ValueError, FileNotFoundError: as the reader of the data set.
+        OSError: the disk is full, or the folder cannot be written to; nothing is left half done.
+    """
     if not self.is_prepared():
-        with _alone(Path(self.data_dir).parent):
+        folder = Path(self.data_dir).parent
+        with _alone(folder), _told(folder):
             if not self.is_prepared():  # another process may have been at it
                 tfds.core.GeneratorBasedBuilder.download_and_prepare(self, **options)
     self.info.read_from_directory(self.data_dir)
@@ -96,13 +108,33 @@ def _download_and_prepare(self: Any, **options: Any) -> None:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Holds the lock of a folder, which the system gives back when a process ends in any way."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a") as lock:
+    with disk.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        disk.check_room(folder, _LEAST_ROOM)
+        lock = (folder / ".lock").open("a")
+    with lock:
         if fcntl is not None:
             fcntl.flock(lock, fcntl.LOCK_EX)
             for left in folder.glob("incomplete.*"):  # by a process that was killed
                 shutil.rmtree(left)
         yield
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Tells of a failure to write, and of none that is the source's."""
+    try:
+        yield
+    except RuntimeError as error:  # array_record says in words alone what it was
+        if (number := disk.number_in(str(error))) is None:
+            raise
+        with disk.writing(folder):
+            raise OSError(number, os.strerror(number)) from error
+    except OSError as error:
+        if error.errno not in (*disk.FULL, errno.EFBIG, errno.EROFS):
+            raise
+        with disk.writing(folder):
+            raise
 
 
 def _silent(self: Any) -> None:

@@ -1,0 +1,61 @@
+"""Training that is finite and yet none: a loss that explodes, a gradient that is 0."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+
+GROWTH = 1e3
+"""A loss of so many times the first one, and as many times 1, is no noise of a meta-batch."""
+
+
+class Watch:
+    """Looks at the metrics of every chunk, and warns of what is wrong, once of each run or seed."""
+
+    def __init__(self, loss: np.ndarray) -> None:
+        """Begins with the loss of the first step, a scalar or ``[seeds]``."""
+        self._first = loss
+        self._above = np.zeros(loss.shape, bool)
+        self._told = {"explodes": self._above, "dead": self._above}
+
+    def look(self, start: int, stop: int, metrics: dict[str, np.ndarray]) -> None:
+        """Warns, in the name of who called ``train``, of what is wrong since this chunk.
+
+        A run explodes where the mean loss of two chunks, one after the other, is above ``GROWTH``
+        times (1 + the size of the first): a single chunk may have had one bad task. It is dead
+        where the gradient was exactly 0 in every step of the chunk, and the loss was not.
+
+        Args:
+            start: the step before the chunk.
+            stop: its last step.
+            metrics: their means over the chunk, scalars or ``[seeds]``; ``grad_norm`` may be
+                missing.
+        """
+        loss = metrics["loss"]
+        with np.errstate(invalid="ignore"):  # what is not finite is not looked at here
+            above = np.isfinite(loss) & (loss > GROWTH * (1 + np.abs(self._first)))
+            dead = (metrics.get("grad_norm", np.ones(loss.shape)) == 0) & (loss != 0)
+        found = {"explodes": above & self._above, "dead": dead}
+        self._above = above
+        for kind, here in found.items():
+            new = here & ~self._told[kind]
+            self._told[kind] = self._told[kind] | here
+            if new.any():
+                warnings.warn(self._tell(kind, new, start, stop, loss), stacklevel=3)
+
+    def _tell(self, kind: str, new: np.ndarray, start: int, stop: int, loss: np.ndarray) -> str:
+        which = np.flatnonzero(new)
+        value, first = np.ravel(loss)[which[0]], np.ravel(self._first)[which[0]]
+        who = f" of seed {', '.join(map(str, which))} of {new.size}" if new.ndim else ""
+        if kind == "explodes":
+            return (
+                f"training{who} explodes: the loss is {value:.3g} up to step {stop}, and was "
+                f"{first:.3g} in the first; a lower outer rate, inner rate or clip may help"
+            )
+        return (
+            f"training{who} is dead: the gradient is exactly 0 in all steps from {start} to "
+            f"{stop}, and the loss {value:.3g}, so that nothing is learned; inputs of another "
+            "scale, or another seed, may wake units that are never active, and the loss must "
+            "depend on what is learned"
+        )

@@ -1,0 +1,113 @@
+"""Explosions and dead runs are named; normal runs, and single bad chunks, are not."""
+
+import dataclasses
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lavajax
+from helpers import RELU
+from lavajax.train import start_state
+from lavajax.watch import Watch
+
+TASKS = lavajax.Sine(shots=3, queries=4)
+METHOD = lavajax.Anil(RELU)
+
+
+def chunk(loss, grad_norm=1.0):
+    return {"loss": np.array(loss), "grad_norm": np.array(grad_norm)}
+
+
+def look(watch, *args):
+    """What the watch says."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        watch.look(*args)
+    return [str(each.message) for each in told]
+
+
+def test_an_explosion_is_told_once_and_a_single_bad_chunk_is_none():
+    watch = Watch(np.array(4.0))
+    for step, loss in enumerate((4900.0, 1e9, 3.0, 1e9)):
+        assert look(watch, step, step + 1, chunk(loss)) == []
+    (text,) = look(watch, 4, 5, chunk(2e9))
+    assert text.startswith(
+        "training explodes: the loss is 2e+09 up to step 5, and was 4 in the first; a lower outer"
+    )
+    assert look(watch, 5, 6, chunk(3e9)) == []
+
+
+def test_small_negative_and_infinite_losses_are_no_explosion():
+    watch = Watch(np.array(1e-9))
+    assert not any(look(watch, i, i + 1, chunk(900.0)) for i in range(3))
+    watch = Watch(np.array(-3.0))
+    assert not any(look(watch, i, i + 1, chunk(-3e9)) for i in range(3))
+    for value in (np.nan, np.inf):
+        assert not any(look(watch, i, i + 1, chunk(value, value)) for i in range(3))
+        assert not any(look(Watch(np.array(value)), 0, 1, chunk(5.0)) for _ in range(3))
+
+
+def test_no_gradient_is_dead_unless_there_is_nothing_to_learn():
+    watch = Watch(np.array(4.0))
+    assert look(watch, 0, 10, chunk(4.0, 1e-30)) == []
+    (text,) = look(watch, 10, 20, chunk(4.0, 0.0))
+    assert text.startswith("training is dead: the gradient is exactly 0 in all steps from 10 to 20")
+    assert look(Watch(np.array(4.0)), 0, 10, chunk(0.0, 0.0)) == []
+    assert look(Watch(np.array(4.0)), 0, 10, {"loss": np.array(4.0)}) == []  # a user's own method
+
+
+def test_of_several_seeds_those_are_named():
+    watch = Watch(np.array([1.0, 1.0, 1.0]))
+    look(watch, 0, 1, chunk([1.0, 1e9, 1e9], [1.0, 1.0, 1.0]))
+    first, second = look(watch, 1, 2, chunk([1.0, 2e9, 1.0], [0.0, 1.0, 1.0]))
+    assert first.startswith("training of seed 1 of 3 explodes: the loss is 2e+09")
+    assert second.startswith("training of seed 0 of 3 is dead")
+
+
+def test_training_that_explodes_says_so_and_goes_on():
+    """Up the gradient, by steps that the clip bounds."""
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(-0.3))
+    with pytest.warns(UserWarning, match=r"training explodes: the loss is \S+ up to step") as told:
+        trained = lavajax.train(METHOD, TASKS, steps=60, chunk=10, meta_batch=2, optimizer=tx)
+    assert len(told) == 1
+    assert np.isfinite(trained.history["loss"]).all()
+    assert told[0].filename == __file__
+
+
+def test_training_without_an_active_unit_says_so():
+    """Weights of 0, and tasks for whose mean of 0 the bias of the head is right already."""
+    tx = optax.sgd(0.01)
+    state = start_state(METHOD, TASKS, tx)
+    dead = jax.tree.map(jnp.zeros_like, state.params.learned)
+    state = dataclasses.replace(state, params=state.params.replace_learned(dead))
+    source = Silent(TASKS)
+    with pytest.warns(UserWarning, match=r"training is dead: .* from 0 to 5") as told:
+        lavajax.train(METHOD, source, steps=10, chunk=5, meta_batch=2, optimizer=tx, state=state)
+    assert len(told) == 1
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Silent:
+    """Support and query targets whose mean is 0: a head of zeros is a stationary point."""
+
+    sine: lavajax.Sine
+
+    def sample(self, key, split="train"):
+        task = self.sine.sample(key, split)
+        y = jnp.array([[1.0], [-1.0], [0.0]])
+        queries = jnp.array([[1.0], [-1.0], [1.0], [-1.0]])
+        return lavajax.Task(
+            dataclasses.replace(task.support, y=y), dataclasses.replace(task.query, y=queries)
+        )
+
+
+@pytest.mark.parametrize("method", [METHOD, lavajax.lava_converged(model=RELU)])
+def test_a_normal_run_says_nothing(method):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lavajax.train(method, TASKS, steps=40, chunk=4, meta_batch=2, seeds=2)

@@ -82,7 +82,8 @@ def measure_seeds(method: Method, seeds: int, *, steps: int, repeats: int) -> tu
             callback=lambda progress: seconds.append(progress.seconds),
         )
 
-    run(None), run(seeds)  # warm
+    for number in (None, seeds):  # compiled, and not counted
+        run(number)
     seconds.clear()
     for _ in range(repeats):
         run(None)

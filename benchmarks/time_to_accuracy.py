@@ -29,11 +29,11 @@ ACCURACY = 1.1e-3  # of the paper's table 1
 SECONDS = 8.0
 SEEDS = range(5)
 SEARCH_SEEDS = range(100, 102)
-# Found by --search: the fastest that is well below the accuracy with both seeds.
-PROTOCOL = {"rate": 1e-2, "steps": 2000, "warmup": 200, "meta_batch": 10}
+# On 2,000 validation tasks its two seeds came to 1.2e-4 and 1.6e-4.
+PROTOCOL = {"rate": 5e-3, "steps": 800, "warmup": 80, "meta_batch": 10}
 CANDIDATES = [
     {"rate": rate, "steps": steps, "warmup": steps // 10, "meta_batch": meta_batch}
-    for steps, meta_batch in ((1000, 10), (1500, 10), (2000, 10), (1000, 20), (1000, 5), (2000, 5))
+    for steps, meta_batch in ((400, 10), (800, 10), (1500, 10), (800, 5))
     for rate in (5e-3, 1e-2, 2e-2)
 ]
 

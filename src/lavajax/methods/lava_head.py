@@ -86,6 +86,8 @@ def _head_steps(method: Lava, params: MetaParams, at: AtHead) -> tuple[Array, Ar
 
 def _geometric(ratio: Array, terms: int) -> Array:
     """sum_{j<terms} ratio^j by Horner's rule: the quotient form is 0/0 at ratio 1 and cancels."""
+    if terms == 1:  # what a scan of no length would compute, without its overhead
+        return jnp.ones_like(ratio)
     total, _ = lax.scan(
         lambda total, _: (1 + ratio * total, None), jnp.ones_like(ratio), length=terms - 1
     )

@@ -51,7 +51,7 @@ def main() -> int:
     return 0
 
 
-TIMED = ("jax.jit(lavajax.adapt)", "update and estimate, 1 point")
+TIMED = ("jax.jit(lavajax.adapt)", "jax.jit of update and estimate, 1 point")
 
 
 def adapt(repeats: int, calls: int, model: lavajax.Model | None = None) -> dict[str, float]:
@@ -79,9 +79,18 @@ def online(repeats: int, calls: int, model: lavajax.Model | None = None) -> dict
         lambda params, sums, support: lavajax.Adapted(jnp.zeros_like(params["head"])),
         keep_unused=True,
     )
+
+    @jax.jit
+    def compiled(params: lavajax.MetaParams, sums: lavajax.Sums, x: Any, y: Any) -> Any:
+        sums = lavajax.update(params, sums, (x, y))
+        return sums, lavajax.estimate(params, sums)
+
     runs = {
         "empty": lambda: empty(params, sums, support),
-        TIMED[1]: lambda: lavajax.estimate(params, lavajax.update(params, sums, point)),
+        TIMED[1]: lambda: compiled(params, sums, *point),
+        "update and estimate, 1 point": lambda: lavajax.estimate(
+            params, lavajax.update(params, sums, point)
+        ),
         "update": lambda: lavajax.update(params, sums, point),
         "estimate": lambda: lavajax.estimate(params, sums),
     }

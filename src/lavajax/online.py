@@ -12,14 +12,16 @@ estimate one solve of P x P; nothing changes its shape, and nothing is compiled 
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from lavajax.api import check_params, check_points
+from lavajax.methods.base import Method, expected_params
 from lavajax.sums import Sums
-from lavajax.types import Adapted, Array, MetaParams, Points
+from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec
 
 
 class OnlineMethod(Protocol):
@@ -45,11 +47,9 @@ def online(params: MetaParams, support: Points | tuple[Any, Any] | None = None) 
     Raises:
         ValueError: the method cannot adapt on-line, or the points are not those of the model.
     """
-    method = _check_method(params)
+    _check_method(params)
     if support is None:
-        spec = params.spec
-        x = jnp.zeros((0, *spec.x_shape), spec.x_dtype)
-        return method.absorb(params, Points(x, jnp.zeros((0, *spec.y_shape), spec.y_dtype)))
+        return _absorb(params.standardised, _no_points(params.spec))
     return _absorb(params.standardised, check_points(params, support))
 
 
@@ -118,10 +118,24 @@ def _check_method(params: MetaParams) -> OnlineMethod:
 def _check_sums(params: MetaParams, sums: Any) -> None:
     if not isinstance(sums, Sums):
         raise ValueError(f"sums must be what online or update returned, got {type(sums).__name__}")
-    expected = jax.eval_shape(lambda: online(params))
+    expected = _expected_sums(params.method, params.spec)
     for name in ("features", "curved"):
         found, needed = jnp.shape(getattr(sums, name)), getattr(expected, name).shape
         if found != needed:
             raise ValueError(
                 f"sums must be of this model, with {name} of shape {needed}, got {found}"
             )
+
+
+def _no_points(spec: PointSpec) -> Points:
+    x = jnp.zeros((0, *spec.x_shape), spec.x_dtype)
+    return Points(x, jnp.zeros((0, *spec.y_shape), spec.y_dtype))
+
+
+@functools.lru_cache(
+    maxsize=128
+)  # to trace it anew would take longer than a point, and much memory
+def _expected_sums(method: Method, spec: PointSpec) -> Sums:
+    """The sums of a model, as shapes."""
+    params = expected_params(method, spec)
+    return jax.eval_shape(lambda params: _absorb(params, _no_points(spec)), params)

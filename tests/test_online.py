@@ -210,7 +210,7 @@ def test_bad_input_is_refused():
 
 
 def test_what_follows_a_task_traces_nothing_again(monkeypatch):
-    """Neither steps nor the check of the sums, which took most of the time, and memory each time."""
+    """Neither the steps nor the check of the sums, which took ten times as long as they."""
     traces, absorb = [], lj.Lava.absorb
     monkeypatch.setattr(lj.Lava, "absorb", lambda *args: (traces.append(0), absorb(*args))[1])
     params = make_params(lj.Lava(RELU, epsilon=0.123), make_points(3, 2))

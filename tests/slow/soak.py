@@ -10,7 +10,7 @@ compiled again; seeds and data differ. No cache is ever cleared.
 The resident memory of the last two thirds of the time, when everything has been compiled and the
 allocator has settled, is fitted by a line. The script fails where that line grows by more than
 ``--most`` percent in 100 cycles: 2 without files; 35 with them, which is 2,000 saves and 1,000
-loads. The latter is not ours: a save of 40 arrays by Orbax 0.11 alone, called directly, loses 25 to
+loads. The latter is not ours: a save of 40 arrays by Orbax 0.12 alone, called directly, loses 25 to
 40 kB, some of it in TensorStore's ``Spec.to_json`` (0.25 kB a call), which Orbax calls for every
 array. A run that saves every ten minutes loses 5 MB a day by it.
 

@@ -137,7 +137,7 @@ class RunFolder:
             try:
                 rows.append(json.loads(line))
                 rows[-1]["step"] + 0
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, KeyError, RecursionError):
                 if index < len(lines) - 1:
                     raise ValueError(
                         f"{file} is damaged: line {index + 1} is no report; remove the file, or "
@@ -165,8 +165,10 @@ def read_json(file: Path) -> Any:
         ValueError: it is damaged.
     """
     try:
-        return json.loads(file.read_text())
-    except ValueError as error:
+        return json.loads(store.read_small(file))
+    except store.DamagedError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: {error}") from None
 
 

@@ -207,3 +207,17 @@ def test_bad_input_is_refused():
         lj.estimate(params, lj.adapt(params, support))
     with pytest.raises(ValueError, match="sums must be what online or update returned"):
         lj.update(params, None, support)
+
+
+def test_what_follows_a_task_traces_nothing_again(monkeypatch):
+    """Neither the steps nor the check of the sums, which took ten times as long as they."""
+    traces, absorb = [], lj.Lava.absorb
+    monkeypatch.setattr(lj.Lava, "absorb", lambda *args: (traces.append(0), absorb(*args))[1])
+    params = make_params(lj.Lava(RELU, epsilon=0.123), make_points(3, 2))
+    sums, x, y = lj.online(params), jnp.ones((1, 1)), jnp.ones((1, 2))
+    for index in range(4):
+        sums = lj.update(params, sums, (x, y))
+        lj.estimate(params, sums)
+        if index == 0:
+            first = len(traces)
+    assert 0 < first == len(traces)

@@ -18,6 +18,7 @@ from sklearn.linear_model import LinearRegression, Ridge
 import lavajax as lj
 import options
 import targets
+from helpers import small_files
 from lavajax.tasks.base import SPLITS
 
 TINY = ["--hidden", "8", "--steps=30", "--report-every=30", "--test-tasks=20", "--meta-batch=2"]
@@ -389,3 +390,19 @@ def test_labels_that_are_marked_must_be_there(folder, tmp_path):
     code, text = adapt(folder, data, "--group-value=m1", out)
     assert code == 2
     assert "must have a labelled row to adapt to" in text
+
+
+def test_a_prediction_that_cannot_be_written_says_so_and_leaves_the_older_file(folder, tmp_path):
+    import adapt as script
+
+    out = tmp_path / "out.csv"
+    out.write_text("older")
+    options = (f"--checkpoint={folder / 'run'}", f"--data={folder / 't.csv'}")
+    options += ("--group-value=m8", f"--out={out}", "--overwrite", "--support=1")
+    with small_files(10):
+        code, text = call(script, *options)
+    assert code == 2
+    assert "out.csv cannot be written: File too large; write where this process may" in text
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("out.csv", "older")]
+    code, text = call(script, *options)
+    assert code == 0, text

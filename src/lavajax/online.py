@@ -47,11 +47,9 @@ def online(params: MetaParams, support: Points | tuple[Any, Any] | None = None) 
     Raises:
         ValueError: the method cannot adapt on-line, or the points are not those of the model.
     """
-    method = _check_method(params)
+    _check_method(params)
     if support is None:
-        spec = params.spec
-        x = jnp.zeros((0, *spec.x_shape), spec.x_dtype)
-        return method.absorb(params, Points(x, jnp.zeros((0, *spec.y_shape), spec.y_dtype)))
+        return _absorb(params.standardised, _no_points(params.spec))
     return _absorb(params.standardised, check_points(params, support))
 
 
@@ -129,7 +127,14 @@ def _check_sums(params: MetaParams, sums: Any) -> None:
             )
 
 
-@functools.lru_cache(maxsize=128)  # a trace takes longer than to absorb a point
+def _no_points(spec: PointSpec) -> Points:
+    x = jnp.zeros((0, *spec.x_shape), spec.x_dtype)
+    return Points(x, jnp.zeros((0, *spec.y_shape), spec.y_dtype))
+
+
+# To trace it anew would take longer than a point, and much memory.
+@functools.lru_cache(maxsize=128)
 def _expected_sums(method: Method, spec: PointSpec) -> Sums:
-    """The sums of a model, as shapes and dtypes."""
-    return jax.eval_shape(online, expected_params(method, spec))
+    """The sums of a model, as shapes."""
+    params = expected_params(method, spec)
+    return jax.eval_shape(lambda params: _absorb(params, _no_points(spec)), params)

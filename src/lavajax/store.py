@@ -178,7 +178,10 @@ def open_record(path: Path) -> dict[str, Any]:
             )
         if _digest(file) != entry["sha256"]:
             raise DamagedError(f"{file} is damaged: its SHA-256 is not the one it was written with")
-    record = json.loads(_read_small(path / RECORD))
+    try:
+        record = json.loads(read_small(path / RECORD))
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{path / RECORD} is damaged: {error}") from None
     if not isinstance(record, dict):
         raise DamagedError(f"{path / RECORD} is damaged: it is no record")
     return record
@@ -198,18 +201,36 @@ def read_arrays(path: Path, shapes: dict[str, tuple[tuple[int, ...], np.dtype]])
     names = [name for name, (shape, _) in shapes.items() if 0 not in shape]
     as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
     folder = Path(path).absolute() / ARRAYS
+    checkpointer = _checkpointer()
     try:
-        found = _checkpointer().restore(folder, restore_args=as_numpy)
+        _check_stored(checkpointer, folder, {name: shapes[name] for name in names})
+        found = checkpointer.restore(folder, restore_args=as_numpy)
+    except DamagedError:
+        raise
     except (ValueError, KeyError) as error:  # an OSError is the machine's, not the file's
         raise DamagedError(f"{folder} is damaged: Orbax cannot read it ({error})") from error
-    found |= {name: np.zeros(s, dtype) for name, (s, dtype) in shapes.items() if 0 in s}
+    return found | {name: np.zeros(s, dtype) for name, (s, dtype) in shapes.items() if 0 in s}
+
+
+def _check_stored(
+    checkpointer: Any, folder: Path, shapes: dict[str, tuple[tuple[int, ...], np.dtype]]
+) -> None:
+    """Requires the arrays to be those of the record, before memory is taken for any of them.
+
+    Orbax lets another shape or dtype than the one asked for pass; and a few bytes of zarr can stand
+    for an array, or a piece of one, of any size.
+    """
+    stored = checkpointer.metadata(folder).item_metadata.tree
+    if extra := sorted(stored.keys() - shapes.keys()):
+        raise DamagedError(f"{folder} is damaged: it also holds {', '.join(extra[:5])}")
     for name, (shape, dtype) in shapes.items():
-        # Orbax lets another shape or dtype than the one asked for pass.
-        array = found.get(name)
-        if array is None or array.shape != shape or array.dtype != dtype:
-            got = "nothing" if array is None else f"{array.shape} {array.dtype}"
+        array = stored.get(name)
+        if array is None or tuple(array.shape) != shape or np.dtype(array.dtype) != dtype:
+            got = "nothing" if array is None else f"{tuple(array.shape)} {array.dtype}"
             raise DamagedError(f"{folder} is damaged: {name} is {shape} {dtype}, it holds {got}")
-    return found
+        pieces = array.storage and array.storage.chunk_shape
+        if pieces and any(piece > size for piece, size in zip(pieces, shape, strict=True)):
+            raise DamagedError(f"{folder} is damaged: {name} {shape} is in pieces of {pieces}")
 
 
 def _checkpointer() -> Any:
@@ -244,12 +265,12 @@ def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
     file = path / MANIFEST
     if not file.is_file():
         raise DamagedError(f"{file} is missing: {path} is no saved model, or a damaged one")
-    text = _read_small(file)
+    text = read_small(file)
     try:
         manifest = json.loads(text)
         manifest.pop("digest")
         whole = _sign(manifest) == text
-    except (ValueError, AttributeError, KeyError):
+    except (ValueError, AttributeError, KeyError, RecursionError):
         whole = False
     if not whole:
         raise DamagedError(f"{file} is damaged: it is not the text that was written")
@@ -264,7 +285,12 @@ def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
     return manifest["files"]
 
 
-def _read_small(file: Path) -> str:
+def read_small(file: Path) -> str:
+    """A text file of at most 64 MiB.
+
+    Raises:
+        DamagedError: it is larger, or no text in UTF-8.
+    """
     size = file.stat().st_size
     if size > _MOST_JSON:
         raise DamagedError(f"{file} is damaged: it has {size} bytes, more than can be meant")

@@ -27,6 +27,7 @@ NAMES = (
     "head_scaling",
     "memory",
     "profile_step",
+    "numerics",
 )
 
 

@@ -1,6 +1,6 @@
 """What float32 costs LAVA's head: its predictions against those in float64.
 
-    python benchmarks/numerics.py
+    python benchmarks/numerics.py [--quick] [--out FOLDER]
 
 The features are those of a network with random weights at inputs of a sine wave, scaled. Both
 precisions get the same stored numbers, so that the error is that of the adaptation alone: the
@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 
+import measuring
+
+# isort: split
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import lavajax
 from lavajax.types import Array, PyTree
+from ratios import options
 
 POINTS = (1, 10, 100, 1000)
 SCALES = (1e-2, 1.0, 1e1, 1e2)
@@ -80,14 +84,18 @@ def _predict(
 
 
 def main() -> None:
-    """Prints the table, as Markdown."""
+    """Prints the table, as Markdown, and writes the numbers."""
+    args = options(__doc__).parse_args()
+    rows = []
     print("| setting | stored in | N | " + " | ".join(f"scale {s:g}" for s in SCALES) + " |")
     print("| --- | --- | --- |" + " --- |" * len(SCALES))
     for name, method, stored in SETTINGS:
-        for number in POINTS:
+        for number in POINTS[:1] if args.quick else POINTS:
             errors = [error(method, number, scale, stored) for scale in SCALES]
+            rows.append({"setting": name, "stored": stored, "N": number, "errors": errors})
             cells = " | ".join(f"{e:.0e}" for e in errors)
             print(f"| `{name}` | {stored} | {number} | {cells} |", flush=True)
+    measuring.write_results("numerics", {"scales": SCALES, "rows": rows}, args.out)
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def test_a_support_of_padding_alone_and_no_image_leave_the_prior(norm):
         other = params.replace_learned(learned)
         return params.method.loss(other, lavajax.Task(nothing, support), None)
 
-    for leaf in jax.tree.leaves(jax.grad(loss)(params.learned)):
+    for leaf in jax.tree.leaves(jax.jit(jax.grad(loss))(params.learned)):
         assert np.isfinite(leaf).all()
 
 

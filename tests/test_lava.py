@@ -592,12 +592,12 @@ def test_taps_and_explicit_rows_agree(x64, steps, loss, where):
         assert_close(adapt(params, support), adapt(with_method(params, other), support), 1e-9)
 
 
-@pytest.mark.parametrize("number", [3, 9])
-def test_loss_of_moves_of_low_rank_is_that_of_the_adapted_weights(x64, number):
+@pytest.mark.parametrize(("number", "where"), [(3, "prior"), (3, "adapted"), (9, "prior")])
+def test_loss_of_moves_of_low_rank_is_that_of_the_adapted_weights(x64, number, where):
     """All weights, of layers of 8 units, more than the points and fewer: loss and gradient."""
     mask = jnp.arange(number) != 1
     support, query = make_points(number, 2, mask=mask), make_points(4, 2, mask=[1, 1, 0, 1], seed=1)
-    method = lj.Lava(TANH, subspace=FULL, learn_epsilon=True)
+    method = lj.Lava(TANH, subspace=FULL, learn_epsilon=True, curvature_at=where)
     hidden = dataclasses.replace(method, model=Untapped(TANH))
     params = make_params(method, support)
 

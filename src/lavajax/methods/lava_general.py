@@ -165,17 +165,19 @@ def _adapt_in_span(method: Lava, params: MetaParams, apart: PointLosses, prior: 
 def loss(method: Lava, params: MetaParams, task: Task, key: Array | None) -> Array:
     """The loss of the query after adapting; see ``Method``.
 
-    Where all weights adapt by their layers' inputs and signals at few points, no task has a copy
-    of the weights: they are moved by matrices of low rank, in the pass itself.
+    Where all weights adapt by their layers' inputs and signals, at few points of wide layers, no
+    task has a copy of the weights: they are moved by matrices of low rank, in the pass itself.
     """
-    model, number = method.model, task.support.x.shape[0]
+    model, number, queries = method.model, task.support.x.shape[0], task.query.x.shape[0]
     if not (isinstance(method.subspace, Full) and tangent.is_tapped(model) and number):
         return outer_loss(method, params, task, key)
     support, bound = bind_support(method, params, task.support)
     apart = PointLosses.of(method.point_loss, support, bound)
     widest = max(layer["b"].shape[0] for layer in bound.prior["weights"])
     rank = number if method.at_prior else 2 * number
-    if rank > widest or not _in_span(method, apart, bound.prior):
+    # Per step of rank one a copy costs the product of a layer's widths, and the pass their sum for
+    # each query point; with less of each than a layer is wide it takes less memory too.
+    if max(rank, 2 * queries) > widest or not _in_span(method, apart, bound.prior):
         return outer_loss(method, params, task, key)
     moves = _moves_by_layers(method, model, params, apart)
     query = points.sanitise(task.query)

@@ -21,15 +21,18 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax import errors, nnx
+from flax import errors
 
 from lavajax import validate
 from lavajax.types import Array, PyTree
+
+if TYPE_CHECKING:  # an eighth of what it takes to import lavajax, for those who use it
+    from flax import nnx
 
 # The entry of ``fixed`` that holds the key of a task in training.
 _DROPOUT = "dropout"
@@ -143,6 +146,8 @@ class NNX:
     constructor: Callable[[nnx.Rngs], nnx.Module]
 
     def __post_init__(self) -> None:
+        from flax import nnx
+
         if isinstance(self.constructor, nnx.Module) or not callable(self.constructor):
             raise ValueError(
                 "NNX.constructor must be a function that builds the module from an nnx.Rngs, "
@@ -171,6 +176,8 @@ class NNX:
         Raises:
             ValueError: padding would enter the batch statistics.
         """
+        from flax import nnx
+
         key = fixed.get(_DROPOUT)
         graphdef, module_type, rngs = _structure(self.constructor, key is None)
         masked = _mask_argument(module_type, "batch_stats" in fixed, mask)
@@ -214,6 +221,8 @@ def _one_by_one(apply: Callable[[Array], Array], x: Array) -> Array:
 def _build(
     constructor: Callable[[nnx.Rngs], nnx.Module], key: Array, deterministic: bool = True
 ) -> nnx.Module:
+    from flax import nnx
+
     module = constructor(nnx.Rngs(key))
     module.set_attributes(
         deterministic=deterministic, use_running_average=False, raise_if_not_found=False
@@ -223,6 +232,8 @@ def _build(
 
 def _split(module: nnx.Module) -> tuple[nnx.GraphDef, tuple[PyTree, ...]]:
     """The static half, and pure dicts of weights, batch statistics, streams and the rest."""
+    from flax import nnx
+
     graphdef, *states = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState, ...)
     return graphdef, tuple(nnx.to_pure_dict(state) for state in states)
 

@@ -193,7 +193,7 @@ def test_order_and_padding_of_the_support_change_nothing(name, x64):
 @pytest.mark.parametrize(
     "name",
     [
-        *("lava head", "lava head, converged", "anil", "vfml", "llama"),
+        *("lava head", "lava head, converged", "anil", "llama"),
         *("ridge", "imaml head"),
     ],
 )

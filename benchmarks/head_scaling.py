@@ -28,30 +28,9 @@ import numpy as np
 
 import figures
 import lavajax
-from lavajax.types import Array, MetaParams, Points, PyTree
+from lavajax.types import Array, MetaParams, Points
 
 NUMBERS = {"N": "points N", "P": "features P"}
-
-
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """Features that are the inputs themselves."""
-
-    def init(self, key: Array, x: Array, context: Array | None = None) -> tuple[PyTree, PyTree]:
-        """Nothing to draw."""
-        return {}, {}
-
-    def features(
-        self,
-        weights: PyTree,
-        fixed: PyTree,
-        x: Array,
-        *,
-        context: Array | None = None,
-        mask: Array | None = None,
-    ) -> Array:
-        """The inputs ``[N, D]``."""
-        return x
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +64,7 @@ def problem(n: int, p: int, k: int, **options: Any) -> tuple[MetaParams, Points]
     """A head ``[P, k]`` before adaptation, and N points for it."""
     x = jax.random.normal(jax.random.key(0), (n, p - 1)) / np.sqrt(p)
     y = jax.random.normal(jax.random.key(1), (n, k))
-    return lavajax.Lava(Given(), **options).init(jax.random.key(2), x, y), Points(x, y)
+    return lavajax.Lava(measuring.Given(), **options).init(jax.random.key(2), x, y), Points(x, y)
 
 
 def adapted(params: MetaParams, support: Points) -> Array:

@@ -6,6 +6,7 @@ machine does disturbs all of them alike, and the median over turns is kept.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -25,8 +26,30 @@ import threads  # noqa: E402, F401
 import jax  # noqa: E402
 
 from files import write_whole  # noqa: E402
+from lavajax.types import Array, PyTree  # noqa: E402
 
 RESULTS = HERE / "results"
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """Features that are the inputs themselves."""
+
+    def init(self, key: Array, x: Array, context: Array | None = None) -> tuple[PyTree, PyTree]:
+        """Nothing to draw."""
+        return {}, {}
+
+    def features(
+        self,
+        weights: PyTree,
+        fixed: PyTree,
+        x: Array,
+        *,
+        context: Array | None = None,
+        mask: Array | None = None,
+    ) -> Array:
+        """The inputs ``[N, D]``."""
+        return x
 
 
 def interleaved(

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lavajax
-from lavajax.types import Array, PyTree
+from lavajax.types import Array
 from ratios import options
 
 POINTS = (1, 10, 100, 1000)
@@ -30,27 +30,6 @@ SETTINGS: list[tuple[str, lavajax.Lava, str]] = [
     ("lava_converged()", lavajax.lava_converged(), "float32"),
     ("lava_converged()", lavajax.lava_converged(), "bfloat16"),
 ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """The inputs themselves as features."""
-
-    def init(self, key: Array, x: Array, context: Array | None = None) -> tuple[PyTree, PyTree]:
-        """Nothing to draw."""
-        return {}, {}
-
-    def features(
-        self,
-        weights: PyTree,
-        fixed: PyTree,
-        x: Array,
-        *,
-        context: Array | None = None,
-        mask: Array | None = None,
-    ) -> Array:
-        """``[N, d]``."""
-        return x
 
 
 def features(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +43,7 @@ def features(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def error(method: lavajax.Lava, number: int, scale: float, stored: str = "float32") -> float:
     """The relative error of the predictions from ``number`` points."""
     (x, y), (at, _) = features(number), features(50, seed=2)
-    method = dataclasses.replace(method, model=Given())
+    method = dataclasses.replace(method, model=measuring.Given())
     params = method.init(jax.random.key(3), jnp.asarray(x), jnp.asarray(y))
     low = jax.tree.map(lambda a: jnp.asarray(a, stored), (params.learned, scale * x, scale * at))
     with jax.enable_x64(True):

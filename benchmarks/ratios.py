@@ -38,10 +38,21 @@ class Ratio:
         return self.target is not None and self.value > self.target
 
 
+class _Quick(argparse.Action):
+    """Sets the flag, and keeps tiny numbers away from the measured ones."""
+
+    def __call__(self, parser: Any, namespace: Any, *_: Any) -> None:
+        namespace.quick = True
+        if namespace.out == measuring.RESULTS:
+            namespace.out = Path("runs/benchmarks_quick")
+
+
 def options(description: str) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="everything tiny: is it sound?")
+    parser.add_argument(
+        "--quick", action=_Quick, nargs=0, default=False, help="everything tiny: is it sound?"
+    )
     parser.add_argument("--out", type=Path, default=measuring.RESULTS, help="folder of results")
     return parser
 
@@ -69,6 +80,7 @@ def draw(rows: Sequence[Ratio], path: Path) -> None:
             axis.plot(row.target, place, "|", color=figures.BLACK, ms=11, mew=1.6)
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:g}")
+    axis.xaxis.set_minor_locator(plt.matplotlib.ticker.LogLocator(subs=(2, 5)))
     axis.xaxis.set_minor_formatter("{x:g}")
     axis.tick_params(axis="x", which="both", labelsize=7)
     axis.set_yticks(range(len(rows)), [f"{r.what} / {r.against}, {r.at}" for r in rows], fontsize=7)

@@ -308,3 +308,14 @@ def test_profile_takes_a_step_apart():
     # 1-8-8: 72 weights, of which the first 8 send nothing back
     assert profile_step.layer_flops(lavajax.MLP((8,)), 10) == 2 * 10 * (3 * 72 - 8)
     assert "GFLOP/s" in profile_step.table([row])
+
+
+def test_a_quick_run_leaves_what_was_measured_alone():
+    import measuring
+    import ratios
+
+    parse = ratios.options("Something.").parse_args
+    assert parse([]).out == measuring.RESULTS
+    assert parse(["--quick"]).out != measuring.RESULTS
+    for line in (["--quick", "--out=here"], ["--out=here", "--quick"]):
+        assert (parse(line).quick, str(parse(line).out)) == (True, "here")

@@ -54,6 +54,8 @@ class Job:
         """All that the result depends on."""
         row: dict[str, Any] = {"optimizer": self.row.optimizer, "rates": self.row.rates}
         row |= {"method": to_json(self.row.method), "searched": self.row.searched}
+        if self.row.inner_rates:
+            row["inner_rates"] = self.row.inner_rates
         return {
             "row": row,
             "task": to_json(self.task),
@@ -126,6 +128,8 @@ class Job:
         chosen, method = self.work.result(folders)["chosen"], self.row.method
         if self.row.searched:
             method = dataclasses.replace(method, inner_steps=chosen["inner_steps"])
+        if self.row.inner_rates:
+            method = dataclasses.replace(method, inner_rate=chosen["inner_rate"])
         return method, chosen["outer_rate"]
 
 
@@ -135,7 +139,8 @@ def _compute(job: Job, folders: Folders) -> dict[str, Any]:
     candidates, validation = _ranked(job, folders, source)
     given_up: list[str] = []
     for method, rate in candidates:
-        seeds, again = list[dict[str, Any]](), f" {_label(method, rate)}" if given_up else ""
+        seeds = list[dict[str, Any]]()
+        again = f" {_label(job.row, method, rate)}" if given_up else ""
         for seed in range(job.protocol.seeds):
             key = _seed_key(job, folders, method, rate, seed)
             model = _model(job, folders, key)
@@ -143,12 +148,15 @@ def _compute(job: Job, folders: Folders) -> dict[str, Any]:
             seeds.append(pieces.compute(f"{job.name} seed {seed}{again}", key, run))
             gone = seeds[-1][job.metric] is None and seeds[-1].get("diverged", True)
             if gone and (method, rate) != candidates[-1]:
-                given_up.append(_label(method, rate))
+                given_up.append(_label(job.row, method, rate))
                 break
         else:
             break
+    chosen = {"inner_steps": getattr(method, "inner_steps", None), "outer_rate": rate}
+    if job.row.inner_rates:
+        chosen["inner_rate"] = method.inner_rate
     return {
-        "chosen": {"inner_steps": getattr(method, "inner_steps", None), "outer_rate": rate},
+        "chosen": chosen,
         "given_up": given_up,
         "validation": validation,
         "seeds": seeds,
@@ -174,7 +182,7 @@ def _ranked(
             error = _score(source, params, "validation", job.protocol.validation_tasks).mean
             return {job.metric: error if np.isfinite(error) else None}
 
-        label, protocol = _label(method, rate), job.protocol
+        label, protocol = _label(job.row, method, rate), job.protocol
         key = _key(job, folders, method, rate) | {
             "steps": protocol.search_steps,
             "validation_tasks": protocol.validation_tasks,
@@ -183,15 +191,16 @@ def _ranked(
         errors[label] = found[job.metric]
 
     def order(candidate: tuple[Any, float]) -> float:
-        return _order(errors[_label(*candidate)], job.metric)
+        return _order(errors[_label(job.row, *candidate)], job.metric)
 
     ranked = sorted(candidates, key=order)
     # What has diverged already is tried no more, unless all have.
     return [c for c in ranked if np.isfinite(order(c))] or ranked[:1], errors
 
 
-def _label(method: Any, rate: float) -> str:
-    return f"S={getattr(method, 'inner_steps', None)}, rate {rate:g}"
+def _label(row: Row, method: Any, rate: float) -> str:
+    inner = f"inner rate {method.inner_rate:g}, " if row.inner_rates else ""
+    return f"S={getattr(method, 'inner_steps', None)}, {inner}rate {rate:g}"
 
 
 def _order(value: float | None, metric: str) -> float:

@@ -125,7 +125,8 @@ class Table:
                 return ""
             chosen = self.found[row.name, column]["chosen"]
             steps = f"S = {chosen['inner_steps']}, " if row.searched else ""
-            return f"{steps}rate {chosen['outer_rate']:g}"
+            inner = f"inner rate {chosen['inner_rate']:g}, " if row.inner_rates else ""
+            return f"{steps}{inner}rate {chosen['outer_rate']:g}"
 
         return self._show("chosen", show)
 
@@ -247,6 +248,8 @@ class Table:
                 parts.append(f"{row.name} is trained by plain SGD")
             if row.rates is not None:
                 parts.append(f"{row.name} has outer rates of {listed(row.rates)}")
+            if row.inner_rates:
+                parts.append(f"{row.name} has inner rates of {listed(row.inner_rates)}")
             own_steps = hasattr(row.method, "inner_steps") and not row.name.startswith("LAVA")
             if own_steps and not row.searched:
                 parts.append(f"{row.name} has S = {row.method.inner_steps}")

@@ -264,6 +264,37 @@ def test_the_better_candidate_is_chosen_on_validation_and_divergence_is_the_wors
     assert jax.numpy.any(other.params(folders, 1)["head"] != saved["head"])
 
 
+def test_an_inner_rate_that_is_not_learned_is_chosen_too(paper, tmp_path, monkeypatch):
+    import dataclasses
+
+    import comparison
+    from protocols import QUICK, Row
+    from tables import Table
+    from works import Folders
+
+    tiny = lavajax.MLP(hidden=(4,))
+    protocol = dataclasses.replace(QUICK, rates=(1e-3, 5e-3))
+    plain = Row("Reptile", lavajax.Reptile(tiny, inner_steps=1))
+    row = dataclasses.replace(plain, inner_rates=(0.02, 0.01))
+    monkeypatch.setattr(
+        comparison, "_score", lambda _, params, *rest: _Score(params.method.inner_rate)
+    )
+    folders = Folders(tmp_path / "results", tmp_path / "work")
+    table = Table("sine", {"N = 2": lavajax.Sine(shots=2)}, protocol, (row,), folders)
+    found = table.works()[0].do(folders)
+    assert found["validation"] == {
+        f"S=1, inner rate {inner}, rate {outer}": float(inner)
+        for inner in ("0.02", "0.01")
+        for outer in ("0.001", "0.005")
+    }
+    assert found["chosen"] == {"inner_steps": 1, "inner_rate": 0.01, "outer_rate": 0.001}
+    assert table.job(row, "N = 2").params(folders, 0).method.inner_rate == 0.01
+    assert "| Reptile | inner rate 0.01, rate 0.001 |" in table.show_settings()
+    assert "Reptile has inner rates of 0.02, 0.01" in table.exceptions()
+    # A row without them is of the same key as before there were any.
+    assert "inner_rates" not in table.job(plain, "N = 2").key["row"]
+
+
 def test_a_choice_that_diverges_in_training_gives_way_to_the_next(paper, tmp_path, monkeypatch):
     """But for the last, which is reported as it is."""
     import dataclasses

@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import measuring
@@ -44,7 +45,7 @@ def main() -> int:
             for name, s in seconds.items()
             for most in (TARGETS[what] if name in TIMED else None,)
         ]
-    library, parts = (import_seconds(code, imports) for code in ("import lavajax", PARTS))
+    library, parts = import_seconds(("import lavajax", PARTS), imports)
     rows.append(Ratio("import lavajax", PARTS, "CPU time", library / parts, TARGETS["import"]))
     data: dict[str, Any] = {"microseconds": microseconds, "import_seconds": [library, parts]}
     publish("calls", rows, data, args.out)
@@ -103,18 +104,18 @@ def _example(points: int, model: lavajax.Model | None) -> tuple[lavajax.MetaPara
     return method.init(jax.random.key(1), support.x, support.y), support
 
 
-def import_seconds(code: str, repeats: int) -> float:
-    """Median CPU seconds of an import, in fresh processes."""
+def import_seconds(imports: Sequence[str], repeats: int) -> list[float]:
+    """Median CPU seconds of each import, in fresh processes that take turns."""
+    times = [[_import_seconds(code) for code in imports] for _ in range(repeats)]
+    return [statistics.median(each) for each in zip(*times, strict=True)]
+
+
+def _import_seconds(code: str) -> float:
     script = f"import time; begun = time.process_time(); {code}; print(time.process_time() - begun)"
-    times = [
-        float(
-            subprocess.run(
-                [sys.executable, "-c", script], check=True, capture_output=True, text=True
-            ).stdout
-        )
-        for _ in range(repeats)
-    ]
-    return statistics.median(times)
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
+    return float(done.stdout)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """lavajax.adapt and lavajax.predict, as a user calls them."""
 
 import dataclasses
+import subprocess
+import sys
 from typing import ClassVar
 
 import jax
@@ -455,3 +457,22 @@ def test_init_refuses_points_that_do_not_fit():
     ):
         with pytest.raises(ValueError, match=match):
             lj.Lava(RELU).init(key, x, y)
+
+
+# The package
+
+
+def test_tasks_are_imported_when_first_asked_for():
+    code = """
+import sys, lavajax
+assert not {"lavajax.tasks.sine", "flax.nnx"} & sys.modules.keys()
+names = [name for name in dir(lavajax) if not name.startswith("_")]
+assert len(names) == len(set(names)) and "Sine" in names and "cartpole_forces" in names
+assert all(getattr(lavajax, name) for name in names)
+from lavajax import Table, tasks
+assert Table is tasks.table.Table
+assert vars(lavajax)["Table"] is Table  # found at once from now on
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="module 'lavajax' has no attribute 'Sin'"):
+        _ = vars(lj)["__getattr__"]("Sin")

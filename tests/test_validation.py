@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 import lavajax
-from lavajax.config import CLASSES, from_json, to_json
+from lavajax.config import classes, from_json, to_json
 
 
 class Net(nnx.Module):
@@ -290,7 +290,7 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", list(CLASSES))
+@pytest.mark.parametrize("name", list(classes()))
 def test_json_round_trip_is_exact(name):
     """Every class of the table, other than by its defaults."""
     value = EXAMPLES[name]

@@ -4,6 +4,8 @@ From many related tasks, learn a model that adapts to a new one from a few label
 closed-form step: ``adapted = lavajax.adapt(params, (x, y))``.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from lavajax.api import adapt as adapt
 from lavajax.api import predict as predict
 from lavajax.api import sample as sample
@@ -60,24 +62,7 @@ from lavajax.subspace import Full as Full
 from lavajax.subspace import Head as Head
 from lavajax.subspace import Subspace as Subspace
 from lavajax.sums import Sums as Sums
-from lavajax.tasks.air_quality import AirQuality as AirQuality
 from lavajax.tasks.base import TaskSource as TaskSource
-from lavajax.tasks.cartpole import Cartpole as Cartpole
-from lavajax.tasks.cartpole import cartpole_forces as cartpole_forces
-from lavajax.tasks.dynamics import FitzHughNagumo as FitzHughNagumo
-from lavajax.tasks.dynamics import MassSpring as MassSpring
-from lavajax.tasks.dynamics import Pendulum as Pendulum
-from lavajax.tasks.dynamics import VanDerPol as VanDerPol
-from lavajax.tasks.images import MiniImageNet as MiniImageNet
-from lavajax.tasks.images import Omniglot as Omniglot
-from lavajax.tasks.radio import Radio as Radio
-from lavajax.tasks.radio import SyntheticFm as SyntheticFm
-from lavajax.tasks.sine import Sine as Sine
-from lavajax.tasks.table import Table as Table
-from lavajax.tasks.table import TableTasks as TableTasks
-from lavajax.tasks.variants import FixedTasks as FixedTasks
-from lavajax.tasks.variants import NoisyLabels as NoisyLabels
-from lavajax.tasks.variants import VaryingShots as VaryingShots
 from lavajax.train import Progress as Progress
 from lavajax.train import Trained as Trained
 from lavajax.train import outer_optimizer as outer_optimizer
@@ -92,4 +77,53 @@ from lavajax.types import TrainState as TrainState
 from lavajax.units import Columns as Columns
 from lavajax.units import Units as Units
 
+if _TYPE_CHECKING:
+    from lavajax.tasks.air_quality import AirQuality as AirQuality
+    from lavajax.tasks.cartpole import Cartpole as Cartpole
+    from lavajax.tasks.cartpole import cartpole_forces as cartpole_forces
+    from lavajax.tasks.dynamics import FitzHughNagumo as FitzHughNagumo
+    from lavajax.tasks.dynamics import MassSpring as MassSpring
+    from lavajax.tasks.dynamics import Pendulum as Pendulum
+    from lavajax.tasks.dynamics import VanDerPol as VanDerPol
+    from lavajax.tasks.images import MiniImageNet as MiniImageNet
+    from lavajax.tasks.images import Omniglot as Omniglot
+    from lavajax.tasks.radio import Radio as Radio
+    from lavajax.tasks.radio import SyntheticFm as SyntheticFm
+    from lavajax.tasks.sine import Sine as Sine
+    from lavajax.tasks.table import Table as Table
+    from lavajax.tasks.table import TableTasks as TableTasks
+    from lavajax.tasks.variants import FixedTasks as FixedTasks
+    from lavajax.tasks.variants import NoisyLabels as NoisyLabels
+    from lavajax.tasks.variants import VaryingShots as VaryingShots
+
 __version__ = "0.1.0"
+
+# Ready-made tasks are imported when first used: adapting on data of one's own needs none of them.
+_TASKS = {
+    name: module
+    for module, names in {
+        "air_quality": ("AirQuality",),
+        "cartpole": ("Cartpole", "cartpole_forces"),
+        "dynamics": ("FitzHughNagumo", "MassSpring", "Pendulum", "VanDerPol"),
+        "images": ("MiniImageNet", "Omniglot"),
+        "radio": ("Radio", "SyntheticFm"),
+        "sine": ("Sine",),
+        "table": ("Table", "TableTasks"),
+        "variants": ("FixedTasks", "NoisyLabels", "VaryingShots"),
+    }.items()
+    for name in names
+}
+
+if not _TYPE_CHECKING:  # else a misspelt name would pass for one of these
+
+    def __getattr__(name: str) -> object:
+        if name not in _TASKS:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import importlib
+
+        globals()[name] = getattr(importlib.import_module(f"lavajax.tasks.{_TASKS[name]}"), name)
+        return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_TASKS})

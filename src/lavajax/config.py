@@ -7,6 +7,7 @@ never run code.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import warnings
 from collections.abc import Mapping
@@ -36,32 +37,37 @@ from lavajax.methods.vr_maml import VrMaml
 from lavajax.models.conv import Conv4
 from lavajax.models.mlp import MLP
 from lavajax.subspace import Context, Full, Head
-from lavajax.tasks.air_quality import AirQuality
-from lavajax.tasks.cartpole import Cartpole
-from lavajax.tasks.dynamics import FitzHughNagumo, MassSpring, Pendulum, VanDerPol
-from lavajax.tasks.images import MiniImageNet, Omniglot
-from lavajax.tasks.radio import Radio, SyntheticFm
-from lavajax.tasks.sine import Sine
-from lavajax.tasks.table import Table
-from lavajax.tasks.variants import FixedTasks, NoisyLabels, VaryingShots
 from lavajax.units import Columns, Units
 from lavajax.validate import nearest
 
-CLASSES: dict[str, Any] = {
-    cls.__name__: cls
-    for cls in (
-        *(Lava, Maml, Anil, Cavia),
-        *(MetaSgd, Reptile, Llama, Vfml, VrMaml, MetaMix),
-        *(Platipus, Bmaml, HyperNetwork),
-        *(Cnp, AttentiveCnp, Tnp),
-        *(Ridge, Alpaca, Dkt, IMaml),
-        *(MLP, Conv4, Head, Context, Full),
-        *(SquaredError, Huber, GaussianNll, CrossEntropy),
-        *(Sine, FitzHughNagumo, MassSpring, Pendulum, VanDerPol, Cartpole),
-        *(AirQuality, Radio, SyntheticFm, Omniglot, MiniImageNet, Table, Units, Columns),
-        *(NoisyLabels, FixedTasks, VaryingShots),
-    )
-}
+
+@functools.cache
+def classes() -> dict[str, Any]:
+    """The classes that a record may name; those of tasks are imported at the first call."""
+    from lavajax.tasks.air_quality import AirQuality
+    from lavajax.tasks.cartpole import Cartpole
+    from lavajax.tasks.dynamics import FitzHughNagumo, MassSpring, Pendulum, VanDerPol
+    from lavajax.tasks.images import MiniImageNet, Omniglot
+    from lavajax.tasks.radio import Radio, SyntheticFm
+    from lavajax.tasks.sine import Sine
+    from lavajax.tasks.table import Table
+    from lavajax.tasks.variants import FixedTasks, NoisyLabels, VaryingShots
+
+    return {
+        cls.__name__: cls
+        for cls in (
+            *(Lava, Maml, Anil, Cavia),
+            *(MetaSgd, Reptile, Llama, Vfml, VrMaml, MetaMix),
+            *(Platipus, Bmaml, HyperNetwork),
+            *(Cnp, AttentiveCnp, Tnp),
+            *(Ridge, Alpaca, Dkt, IMaml),
+            *(MLP, Conv4, Head, Context, Full),
+            *(SquaredError, Huber, GaussianNll, CrossEntropy),
+            *(Sine, FitzHughNagumo, MassSpring, Pendulum, VanDerPol, Cartpole),
+            *(AirQuality, Radio, SyntheticFm, Omniglot, MiniImageNet, Table, Units, Columns),
+            *(NoisyLabels, FixedTasks, VaryingShots),
+        )
+    }
 
 
 class MissingPartError(ValueError):
@@ -89,7 +95,7 @@ def to_json(value: Any, *, describe: bool = False) -> Any:
     Raises:
         ValueError: it contains something that is not in the table, such as a user's own module.
     """
-    if CLASSES.get(type(value).__name__) is type(value):
+    if classes().get(type(value).__name__) is type(value):
         fields = {
             f.name: to_json(getattr(value, f.name), describe=describe)
             for f in dataclasses.fields(value)
@@ -145,21 +151,21 @@ def _from_json(data: Any, own: Mapping[str, Any], field: str) -> Any:
     if "class" not in data:
         raise ValueError(f"a record must name its class, got the keys {', '.join(data) or 'none'}")
     name = data["class"]
-    if not isinstance(name, str) or name not in CLASSES:
+    if not isinstance(name, str) or name not in classes():
         raise ValueError(
-            f"class must be one of {', '.join(CLASSES)}, got {name!r}{nearest(name, CLASSES)}"
+            f"class must be one of {', '.join(classes())}, got {name!r}{nearest(name, classes())}"
         )
-    known = {f.name for f in dataclasses.fields(CLASSES[name])}
+    known = {f.name for f in dataclasses.fields(classes()[name])}
     fields = {key: _from_json(value, own, key) for key, value in data.items() if key != "class"}
     for key in fields:
         if key not in known:
             raise ValueError(f"{name} has no field {key!r}{nearest(key, known)}")
     required = {
-        f.name for f in dataclasses.fields(CLASSES[name]) if f.default is dataclasses.MISSING
+        f.name for f in dataclasses.fields(classes()[name]) if f.default is dataclasses.MISSING
     }
     if missing := required - fields.keys():
         raise ValueError(f"{name} must have the field {', '.join(sorted(missing))}, and has not")
-    return CLASSES[name](**fields)
+    return classes()[name](**fields)
 
 
 def differences(saved: Any, given: Any, name: str) -> list[str]:

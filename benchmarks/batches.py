@@ -19,7 +19,8 @@ import jax
 
 import lavajax
 from lavajax.methods.base import Method
-from lavajax.train import init_state, run_steps
+from lavajax.steps import run_steps
+from lavajax.train import init_state
 from ratios import Ratio, options, publish
 
 BATCHES = (16, 64, 256, 1024)

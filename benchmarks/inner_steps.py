@@ -37,7 +37,8 @@ import numpy as np
 import lavajax
 from lavajax.config import to_json
 from lavajax.methods.base import Method
-from lavajax.train import run_steps, start_state
+from lavajax.steps import run_steps
+from lavajax.train import start_state
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "experiments"))

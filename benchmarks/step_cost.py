@@ -25,7 +25,8 @@ from lavajax import points
 from lavajax.methods.base import Method, check_parts, init_network, loss_at, predict_mean, prior_of
 from lavajax.models.base import Model
 from lavajax.outer import gradient_step, no_memory
-from lavajax.train import init_state, run_steps
+from lavajax.steps import run_steps
+from lavajax.train import init_state
 from ratios import Ratio, options, publish
 
 

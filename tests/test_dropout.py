@@ -12,7 +12,7 @@ from flax import nnx
 import lavajax as lj
 from helpers import assert_close, assert_different, make_params, make_points, stack
 from lavajax.outer import BatchExpectation, in_training, meta_gradient
-from lavajax.train import draw
+from lavajax.steps import draw
 
 
 class LinenNet(nn.Module):

@@ -17,7 +17,7 @@ import pytest
 import lavajax
 from helpers import RELU
 from lavajax.sharding import ALONE, AXIS, Share, task_mesh
-from lavajax.train import _fitting
+from lavajax.steps import _fitting
 
 SLOW = Path(__file__).resolve().parent / "slow"
 

@@ -14,7 +14,8 @@ from scipy.stats import norm
 import lavajax
 from lavajax.evaluate import _batch_size, _example, task_keys
 from lavajax.outer import BatchExpectation
-from lavajax.train import init_state, run_steps
+from lavajax.steps import run_steps
+from lavajax.train import init_state
 from lavajax.types import Points, Task
 
 MODEL = lavajax.MLP(hidden=(8, 8))

@@ -14,14 +14,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 
 from lavajax.methods.base import Method
-from lavajax.outer import BatchExpectation
-from lavajax.rescue import careful_step, left_out, run_carefully, spoiled
-from lavajax.sharding import ALONE, Share, local, over_devices, replicate, share_of, task_mesh
+from lavajax.rescue import left_out, run_carefully, spoiled
+from lavajax.sharding import local, replicate, task_mesh
+from lavajax.steps import run_chunk, step_with_care
 from lavajax.tasks.base import TaskSource, check_source
-from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
+from lavajax.types import Array, MetaParams, TrainState
 from lavajax.units import Units
 from lavajax.watch import Watch
 
@@ -162,178 +161,6 @@ def _start(
     return init_state(method, tasks, tx, key)
 
 
-def draw(
-    tasks: TaskSource, key: Array, step: Array, meta_batch: int, share: Share = ALONE
-) -> tuple[Task, Array]:
-    """The meta-batch of one outer step, or a device's share of it: tasks ``[b]``, a key for each.
-
-    All randomness is folded from the run's key, the absolute step and a task's index in the whole
-    meta-batch, so a run split anywhere into chunks gives the same bits, and every number of devices
-    sees the same tasks.
-    """
-    sample_key, method_key = jax.random.split(jax.random.fold_in(key, step))
-    sample_keys = share.of(jax.random.split(sample_key, meta_batch))
-    batch = jax.vmap(partial(tasks.sample, split="train"))(sample_keys)
-    return batch, share.of(jax.random.split(method_key, meta_batch))
-
-
-def _expectation(
-    batch: tuple[Task, Array], meta_batch: int, microbatch: int | None, share: Share
-) -> BatchExpectation:
-    number = batch[1].shape[0]
-    if microbatch is None and jax.default_backend() == "cpu":
-        microbatch = _fitting(number)
-    elif microbatch is not None and number % microbatch:
-        raise ValueError(
-            f"microbatch must divide the {number} tasks of a device in an outer step, got "
-            f"{microbatch}"
-        )
-    if microbatch == number:
-        microbatch = None
-    return BatchExpectation(*batch, share.axis_name, share.real(meta_batch), microbatch)
-
-
-def _fitting(number: int) -> int | None:
-    """So many tasks at once that what a layer computes stays in a core's cache; None: all.
-
-    1,024 tasks of 60 points, one LAVA step: 46 ms by 16 to 128 at a time, 79 ms all together.
-    """
-    if number <= 64:
-        return None
-    return next((size for size in range(64, 15, -1) if number % size == 0), None)
-
-
-def run_steps(
-    state: TrainState,
-    tasks: TaskSource,
-    tx: optax.GradientTransformation,
-    start: Array | int,
-    stop: Array | int,
-    *,
-    meta_batch: int,
-    microbatch: int | None = None,
-    share: Share = ALONE,
-) -> tuple[TrainState, dict[str, Array]]:
-    """Takes the outer steps ``start`` to ``stop - 1``. Pure; ``train`` compiles it.
-
-    With a ``share``, it is one device's part, for ``shard_map`` or ``pmap`` over the named axis
-    with everything replicated; the devices then end with the same state.
-
-    Tasks are drawn for a whole block of steps at a time, since inside the loop the small random
-    kernels cost as much as the step itself. Blocks begin at multiples of their size, and a step
-    finds its tasks at the same place of its block however the run is split: to the same bits.
-
-    Args:
-        state: the state after ``start`` steps.
-        tasks: source of tasks.
-        tx: optimiser.
-        start: first step, a scalar that may be traced.
-        stop: where to end; any ``stop`` is the same compilation.
-        meta_batch: tasks per outer step, on all devices together.
-        microbatch: as in ``train``.
-        share: what this device takes of them.
-
-    Returns:
-        The state after ``stop`` steps, and the mean of each metric over the steps taken.
-    """
-    size = _block_size(tasks, state.key, meta_batch, share)
-    start, stop = jnp.asarray(start, jnp.int32), jnp.asarray(stop, jnp.int32)
-
-    def draw_block(first: Array) -> tuple[Task, Array]:
-        steps = first + jnp.arange(size)
-        return jax.vmap(lambda i: draw(tasks, state.key, i, meta_batch, share))(steps)
-
-    def step(state: TrainState, batch: tuple[Task, Array]) -> tuple[TrainState, dict[str, Array]]:
-        return state.params.method.step(
-            state, _expectation(batch, meta_batch, microbatch, share), tx
-        )
-
-    def take(carry: PyTree, batch: tuple[Task, Array]) -> PyTree:
-        state, total = carry
-        state, metrics = step(state, batch)
-        return state, jax.tree.map(jnp.add, total, metrics)
-
-    def block(index: Array, carry: PyTree) -> PyTree:
-        first = index * size
-        drawn = draw_block(first)
-        return jax.lax.fori_loop(
-            jnp.maximum(start, first),
-            jnp.minimum(stop, first + size),
-            lambda i, carry: take(carry, jax.tree.map(lambda leaf: leaf[i - first], drawn)),
-            carry,
-        )
-
-    like = jax.eval_shape(lambda s: step(s, draw(tasks, s.key, start, meta_batch, share))[1], state)
-    zeros = jax.tree.map(lambda m: jnp.zeros(m.shape, m.dtype), like)
-    state, total = jax.lax.fori_loop(
-        start // size, (stop + size - 1) // size, block, (state, zeros)
-    )
-    return state, jax.tree.map(lambda m: m / jnp.maximum(stop - start, 1), total)
-
-
-def _block_size(tasks: TaskSource, key: Array, meta_batch: int, share: Share) -> int:
-    """How many steps to draw tasks for at a time: at most 100, and 16 MiB."""
-    one = jax.eval_shape(lambda key: draw(tasks, key, jnp.int32(0), meta_batch, share)[0], key)
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
-    return max(n for n in (1, 2, 5, 10, 20, 50, 100) if n == 1 or n * size <= 2**24)
-
-
-@partial(jax.jit, static_argnames=("tx", "meta_batch", "microbatch", "mesh"))
-def _careful_step(
-    state: TrainState,
-    tasks: TaskSource,
-    *,
-    tx: optax.GradientTransformation,
-    meta_batch: int,
-    microbatch: int | None,
-    mesh: Mesh | None,
-) -> tuple[TrainState, dict[str, Array], Array]:
-    """One step, or one of each seed, without the tasks that would spoil it: ``[B]`` booleans."""
-    share = share_of(mesh)
-
-    def run(state: TrainState, tasks: TaskSource) -> tuple[TrainState, dict[str, Array], Array]:
-        def step(state: TrainState) -> tuple[TrainState, dict[str, Array], Array]:
-            batch = draw(tasks, state.key, state.step, meta_batch, share)
-            new, metrics, bad = careful_step(
-                state, _expectation(batch, meta_batch, microbatch, share), tx
-            )
-            return new, metrics, share.whole(bad, meta_batch)
-
-        return jax.vmap(step)(state) if state.step.ndim else step(state)
-
-    return over_devices(run, mesh)(state, tasks)
-
-
-@partial(jax.jit, static_argnames=("tx", "meta_batch", "microbatch", "mesh"), donate_argnums=0)
-def _run_chunk(
-    state: TrainState,
-    tasks: TaskSource,
-    start: int,
-    stop: int,
-    *,
-    tx: optax.GradientTransformation,
-    meta_batch: int,
-    microbatch: int | None,
-    mesh: Mesh | None,
-) -> tuple[TrainState, dict[str, Array]]:
-    """``run_steps`` on all devices; where the state holds several seeds, of all of them."""
-    settings: dict[str, Any] = {
-        "meta_batch": meta_batch,
-        "microbatch": microbatch,
-        "share": share_of(mesh),
-    }
-
-    def run(
-        state: TrainState, tasks: TaskSource, start: Array, stop: Array
-    ) -> tuple[TrainState, dict[str, Array]]:
-        def chunk(state: TrainState) -> tuple[TrainState, dict[str, Array]]:
-            return run_steps(state, tasks, tx, start, stop, **settings)
-
-        return jax.vmap(chunk)(state) if state.step.ndim else chunk(state)
-
-    return over_devices(run, mesh)(state, tasks, start, stop)
-
-
 def train(
     method: Method,
     tasks: TaskSource,
@@ -431,11 +258,11 @@ def train(
         length = min(chunk, steps - done)
         begun = time.perf_counter()
         before = jax.tree.map(jnp.copy, state)  # a chunk that goes wrong starts from it again
-        state, metrics = _run_chunk(state, tasks, done, done + length, **settings)
+        state, metrics = run_chunk(state, tasks, done, done + length, **settings)
         host = {name: np.asarray(value) for name, value in metrics.items()}
         skipped: tuple[tuple[int, ...], ...] = ()
         if spoiled(*(local(each, mesh) for each in (before, state, metrics))):
-            step = partial(_careful_step, tasks=tasks, **settings)
+            step = partial(step_with_care, tasks=tasks, **settings)
             state, host, skipped = run_carefully(before, step, length, room)
             room = room - left_out(skipped, room)
         done += length
@@ -470,7 +297,7 @@ def _try_step(
     """The loss of the next step, taken by a copy, and the seconds: those of compiling."""
     begun = time.perf_counter()
     copy = jax.tree.map(jnp.copy, state)
-    _, metrics = _run_chunk(copy, tasks, done, done + 1, **settings)
+    _, metrics = run_chunk(copy, tasks, done, done + 1, **settings)
     return np.asarray(metrics["loss"]), time.perf_counter() - begun
 
 

@@ -20,7 +20,7 @@ from helpers import (
     numpy_features,
     with_method,
 )
-from lavajax.precision import posterior_variance
+from lavajax.linalg import posterior_variance
 
 METHOD = lj.Alpaca(RELU, noise=0.3, learn_noise=True)
 SOLVERS = pytest.mark.parametrize("solver", ["auto", "primal", "dual"])

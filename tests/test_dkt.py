@@ -10,7 +10,7 @@ from scipy.stats import multivariate_normal
 
 import lavajax as lj
 from helpers import RELU, assert_close, assert_different, assert_finite, make_params, make_points
-from lavajax.precision import log_det_positive
+from lavajax.linalg import log_det_positive
 
 KERNELS = pytest.mark.parametrize("kernel", ["linear", "rbf", "spectral_mixture"])
 

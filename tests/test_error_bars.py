@@ -22,7 +22,7 @@ from helpers import (
     prior_block,
     with_method,
 )
-from lavajax.precision import posterior_draw
+from lavajax.linalg import posterior_draw
 
 BAYES = lj.Lava(
     RELU,

@@ -21,7 +21,7 @@ from helpers import (
     make_points,
     with_method,
 )
-from lavajax import network, precision
+from lavajax import linalg, network
 from lavajax.methods.base import loss_at
 from lavajax.subspace import net_of
 
@@ -116,9 +116,7 @@ def test_primal_and_dual_forms_agree_in_value_and_gradient(x64, shape):
         2 * np.asarray(rows) @ np.linalg.inv(np.asarray(rows.T @ rows) + 0.01 * np.eye(shape[1]))
     )
     for route in ("primal", "dual", "auto"):
-        value, slope = jax.value_and_grad(lambda a, r=route: precision.log_det_rows(a, 0.01, r))(
-            rows
-        )
+        value, slope = jax.value_and_grad(lambda a, r=route: linalg.log_det_rows(a, 0.01, r))(rows)
         assert_close(value, expected, 1e-10)
         assert_close(slope, gradient, 1e-9)
 
@@ -130,7 +128,7 @@ def test_log_determinant_of_matrices_has_first_and_second_derivatives(x64):
     matrix, move = root @ root.mT + jnp.eye(4), move + move.mT
 
     def along(t):
-        return jnp.sum(jax.vmap(precision.log_det_positive)(matrix + t * move))
+        return jnp.sum(jax.vmap(linalg.log_det_positive)(matrix + t * move))
 
     np.testing.assert_allclose(along(0.0), np.sum(np.linalg.slogdet(matrix)[1]), rtol=1e-12)
     h = 1e-4
@@ -187,7 +185,7 @@ def test_scaling_the_features_adds_its_logarithm(x64):
     params, adapted = setting(method, task)
     z = network.features(method.model, net_of(params), {}, task.query.x)
     rows = np.sqrt(2 / 3 / 40) * z  # c/M of three outputs and 40 points
-    base, scaled = (3 * precision.log_det_rows(r * rows, 1e-13) for r in (1.0, 2.5))
+    base, scaled = (3 * linalg.log_det_rows(r * rows, 1e-13) for r in (1.0, 2.5))
     np.testing.assert_allclose(method.log_det(params, adapted, task.query), base, rtol=1e-9)
     np.testing.assert_allclose(scaled - base, 2 * 3 * 3 * np.log(2.5), rtol=1e-9)
 

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
-from lavajax import points
+from lavajax import linalg, points
 from lavajax.inner import descend
+from lavajax.linalg import solve_positive
 from lavajax.losses import Loss, constant_curvature
-from lavajax.precision import solve_positive
 from lavajax.subspace import Bound
 from lavajax.tangent import Rows
 from lavajax.types import Array, Points, PyTree
@@ -121,9 +121,7 @@ class PointLosses:
         if (c := self.loss.constant_curvature(self.out_dim)) is not None:
             return jax.tree.map(lambda j: math.sqrt(c) * j, jacobian.rows)
         s = self.loss_factors(f)
-        return jax.tree.map(
-            lambda j: jnp.einsum("ikr,ik...->ir...", s, j, precision="highest"), jacobian.rows
-        )
+        return jax.tree.map(lambda j: linalg.einsum("ikr,ik...->ir...", s, j), jacobian.rows)
 
     def hessians(self, theta: PyTree, *, fan: bool) -> Array:
         """Exact Hessians ``[N, n, n]`` at a block, or, with ``fan``, at each point's own.

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from lavajax import linalg
 from lavajax.network import augment
 from lavajax.types import Array
 
@@ -55,7 +55,7 @@ class Linear:
 
     def matrix(self, hyper: dict[str, Array], a: Array, b: Array) -> Array:
         """See ``Kernel``."""
-        gram = jnp.matmul(augment(a), augment(b).T, precision=lax.Precision.HIGHEST)
+        gram = linalg.matmul(augment(a), augment(b).T)
         return positive(hyper["raw_scale"]) * gram
 
     def diagonal(self, hyper: dict[str, Array], a: Array) -> Array:
@@ -116,7 +116,7 @@ class SpectralMixture:
             return jnp.exp(-2 * math.pi**2 * squared) * jnp.cos(2 * math.pi * phase)
 
         parts = jax.vmap(component)(hyper["frequencies"], hyper["raw_widths"])
-        return jnp.einsum("q,qnm->nm", positive(hyper["raw_weights"]), parts, precision="highest")
+        return linalg.einsum("q,qnm->nm", positive(hyper["raw_weights"]), parts)
 
     def diagonal(self, hyper: dict[str, Array], a: Array) -> Array:
         """See ``Kernel``."""

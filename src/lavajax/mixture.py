@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from lavajax import network, points, precision
+from lavajax import linalg, network, points
 from lavajax.losses import Loss
 from lavajax.models.base import Model
 from lavajax.types import Array, Points, PyTree
@@ -76,7 +76,7 @@ def mixed_loss(
 
     network.layered_outputs(model, net, fixed, partners.x, record, mask=partners.mask)
     f = network.layered_outputs(model, net, fixed, own.x, mix, mask=own.mask)
-    f = precision.lift(f)
+    f = linalg.lift(f)
     y = loss.cast(own.y, f.dtype)
     other = loss.cast(partners.y, f.dtype)[mixture.partner]
     value = jax.vmap(loss.value)

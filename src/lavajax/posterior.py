@@ -16,8 +16,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-from lavajax import precision
-from lavajax.precision import Route
+from lavajax import linalg
+from lavajax.linalg import Route
 from lavajax.types import Array
 
 
@@ -37,12 +37,12 @@ class Posterior:
     def variance(self, at: Array, route: Route = "auto") -> Array:
         """v a^T (I + R^T R)^-1 a for every row a of ``at`` ``[..., n]``; ``[...]``."""
         flat = at.reshape(-1, at.shape[-1])
-        variance = precision.posterior_variance(self.rows, flat, route)
+        variance = linalg.posterior_variance(self.rows, flat, route)
         return self.prior * variance.reshape(at.shape[:-1])
 
     def draw(self, key: Array, shape: tuple[int, ...], route: Route = "auto") -> Array:
         """Deviations from the estimate for sigma_o = 1, ``[*shape, n]``."""
-        return jnp.sqrt(self.prior) * precision.posterior_draw(key, self.rows, shape, route)
+        return jnp.sqrt(self.prior) * linalg.posterior_draw(key, self.rows, shape, route)
 
 
 @jax.tree_util.register_dataclass
@@ -61,7 +61,7 @@ class DensePosterior:
     @staticmethod
     def of(precision_in_priors: Array, prior: Array) -> DensePosterior:
         """The posterior for R^T R ``[n, n]``: the points' precision, in units of the prior's."""
-        whole = precision.add_diagonal(precision_in_priors, 1.0)
+        whole = linalg.add_diagonal(precision_in_priors, 1.0)
         return DensePosterior(jnp.linalg.cholesky(whole), prior)
 
     def variance(self, at: Array, route: Route = "auto") -> Array:

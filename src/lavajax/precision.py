@@ -20,153 +20,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
+from lavajax.linalg import Route, add_diagonal, einsum, matmul, solve_positive
 from lavajax.types import Array, PyTree
-
-Route = Literal["auto", "primal", "dual"]
-
-# On accelerators the default product of float32 matrices is rounded to fewer digits.
-_EXACT = lax.Precision.HIGHEST
-
-
-def lift(tree: PyTree) -> PyTree:
-    """Floating leaves in float32 or better."""
-    return jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), tree)
-
-
-def solve_positive(matrix: Array, rhs: Array) -> Array:
-    """matrix^-1 rhs for a symmetric positive definite ``[n, n]`` and ``[n]`` or ``[n, m]``.
-
-    Differentiated as a solve, not through the factorisation, which costs many times more.
-    """
-    return jax.scipy.linalg.solve(matrix, rhs, assume_a="pos")
-
-
-def solve_gram(rows: Array, rhs: Array, ridge: Array | float) -> Array:
-    """(R R^T + ridge I)^-1 rhs for rows R ``[n, p]`` and a few right-hand sides ``[n, m]``.
-
-    The derivative is that of the products R (R^T x), and costs n p m: the n x n matrix, whose own
-    would cost n n p, is factored and no more.
-    """
-
-    def product(x: Array) -> Array:
-        inner = jnp.matmul(rows.T, x, precision=_EXACT)
-        return jnp.matmul(rows, inner, precision=_EXACT) + ridge * x
-
-    held, held_ridge = lax.stop_gradient((rows, ridge))
-    gram = add_diagonal(jnp.matmul(held, held.T, precision=_EXACT), held_ridge)
-    factor = jax.scipy.linalg.cho_factor(gram, lower=True)
-    return lax.custom_linear_solve(
-        product, rhs, lambda _, b: jax.scipy.linalg.cho_solve(factor, b), symmetric=True
-    )
-
-
-@jax.custom_jvp
-def log_det_positive(matrix: Array) -> Array:
-    """log det of a symmetric positive definite ``[n, n]``; NaN where it is not.
-
-    Differentiated by a solve, d log det A = tr(A^-1 dA), not through the factorisation.
-    """
-    return 2 * jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(matrix))))
-
-
-@log_det_positive.defjvp
-def _log_det_positive_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (matrix,), (tangent,) = primals, tangents
-    return log_det_positive(matrix), jnp.trace(solve_positive(matrix, tangent))
-
-
-def log_det_rows(rows: Array, ridge: Array | float, route: Route = "auto") -> Array:
-    """log det(A^T A + ridge I_n), a scalar, for rows A ``[r, n]``, of any rank.
-
-    Args:
-        rows: A; rows of zeros change nothing.
-        ridge: scalar above 0.
-        route: ``"primal"`` factors the n x n matrix, ``"dual"`` the r x r one,
-            (n - r) log ridge + log det(A A^T + ridge I_r); ``"auto"`` the smaller.
-    """
-    r, n = rows.shape
-    dual = route == "dual" or (route == "auto" and r < n)
-    left = rows if dual else rows.T
-    gram = jnp.matmul(left, left.T, precision=_EXACT)
-    # Raised by what rounding may take away, so that the matrix can always be factored.
-    rounding = 10 * jnp.finfo(gram.dtype).eps * jnp.trace(gram) / max(gram.shape[0], 1)
-    log_det = log_det_positive(add_diagonal(gram, ridge + rounding))
-    return log_det + (n - r) * jnp.log(jnp.asarray(ridge, gram.dtype)) if dual else log_det
-
-
-def add_diagonal(matrix: Array, value: Array | float) -> Array:
-    """matrix + value I."""
-    return matrix + value * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
-
-
-def solve_kronecker_head(
-    z: Array, targets: Array, ridge: Array | float, route: Route = "auto"
-) -> Array:
-    """(Z^T Z + ridge I_P)^-1 Z^T T: one solve for all k outputs, of size min(N, P).
-
-    For a linear head under a loss of constant curvature c, H_i = c z_i z_i^T (x) I_k, so the
-    precision is a Kronecker product and no Hessian is ever built.
-
-    Args:
-        z: ``[N, P]``, zero rows for padding.
-        targets: T, ``[N, k]``.
-        ridge: scalar above 0, N eps / c.
-        route: ``"primal"`` solves the P x P system, ``"dual"`` the N x N one,
-            Z^T (Z Z^T + ridge I_N)^-1 T; ``"auto"`` the smaller.
-
-    Returns:
-        ``[P, k]``.
-    """
-    n, p = z.shape
-    if route == "dual" or (route == "auto" and n < p):
-        return jnp.matmul(z.T, solve_gram(z, targets, ridge), precision=_EXACT)
-    return solve_gram(z.T, jnp.matmul(z.T, targets, precision=_EXACT), ridge)
-
-
-def posterior_variance(z: Array, at: Array, route: Route = "auto") -> Array:
-    """a^T (I + Z^T Z)^-1 a for every row a of ``at`` ``[M, P]``, given Z ``[N, P]``; ``[M]``.
-
-    A sum of squares, ||r||^2 + ||Z r||^2 with r = (I + Z^T Z)^-1 a: neither cancellation nor a
-    rounding error can make it negative. In the dual r = a - Z^T u, u = (I + Z Z^T)^-1 Z a = Z r.
-    """
-    n, p = z.shape
-    if n == 0:
-        return jnp.sum(at**2, axis=-1)
-    if route == "dual" or (route == "auto" and n < p):
-        gram = add_diagonal(jnp.matmul(z, z.T, precision=_EXACT), 1.0)
-        u = solve_positive(gram, jnp.matmul(z, at.T, precision=_EXACT))
-        r = at.T - jnp.matmul(z.T, u, precision=_EXACT)
-    else:
-        gram = add_diagonal(jnp.matmul(z.T, z, precision=_EXACT), 1.0)
-        r = solve_positive(gram, at.T)
-        u = jnp.matmul(z, r, precision=_EXACT)
-    return jnp.sum(r**2, axis=0) + jnp.sum(u**2, axis=0)
-
-
-def posterior_draw(key: Array, z: Array, shape: tuple[int, ...], route: Route = "auto") -> Array:
-    """Draws from N(0, (I + Z^T Z)^-1), ``[*shape, P]``, given Z ``[N, P]``.
-
-    (I + Z^T Z)^-1 (a + Z^T b) for standard normal a ``[P]`` and b ``[N]``: one solve for all draws,
-    and no square root.
-    """
-    n, p = z.shape
-    prior_key, point_key = jax.random.split(key)
-    a = jax.random.normal(prior_key, (math.prod(shape), p), z.dtype)
-    if n:
-        b = jax.random.normal(point_key, (a.shape[0], n), z.dtype)
-        # The prior's draw, moved by its misfit to the points: a - Z^T (I + Z Z^T)^-1 (Z a - b).
-        misfit = jnp.matmul(z, a.T, precision=_EXACT) - b.T
-        a = a - solve_kronecker_head(z, misfit, 1.0, route).T
-    return a.reshape(*shape, p)
 
 
 class Curvature(Protocol):
@@ -223,7 +86,7 @@ class Dense:
     def correct(self, deviations: PyTree, ridge: Array) -> PyTree:
         """See ``Curvature``."""
         flat, unravel = _ravel_fan(deviations)
-        rhs = jnp.einsum("iab,ib->a", self.hessians, flat, precision=_EXACT)
+        rhs = einsum("iab,ib->a", self.hessians, flat)
         total = add_diagonal(jnp.sum(self.hessians, axis=0), ridge)
         return unravel(jnp.linalg.solve(total, rhs))
 
@@ -250,29 +113,26 @@ class LowRank:
     def matrices(self) -> Array:
         """See ``Curvature``."""
         rows = jnp.concatenate(self._flat(), axis=2)
-        return jnp.einsum("irn,irm->inm", rows, rows, precision=_EXACT)
+        return einsum("irn,irm->inm", rows, rows)
 
     def correct(self, deviations: PyTree, ridge: Array) -> PyTree:
         """See ``Curvature``."""
         flat = self._flat()
         n, r, _ = flat[0].shape
         moves = [e.reshape(n, -1) for e in jax.tree.leaves(deviations)]
-        projected = [
-            jnp.einsum("irn,in->ir", a, e, precision=_EXACT)
-            for a, e in zip(flat, moves, strict=True)
-        ]
+        projected = [einsum("irn,in->ir", a, e) for a, e in zip(flat, moves, strict=True)]
         rhs = functools.reduce(jnp.add, projected).reshape(n * r)
         rows = [a.reshape(n * r, -1) for a in flat]
         small = n * r < sum(a.shape[1] for a in rows)
         if self.route == "dual" or (self.route == "auto" and small):
-            grams = [jnp.matmul(a, a.T, precision=_EXACT) for a in rows]
+            grams = [matmul(a, a.T) for a in rows]
             system = add_diagonal(functools.reduce(jnp.add, grams), ridge)
             solution = solve_positive(system, rhs)
-            out = [jnp.matmul(solution, a, precision=_EXACT) for a in rows]
+            out = [matmul(solution, a) for a in rows]
         else:
             whole = self.rows()
-            system = add_diagonal(jnp.matmul(whole.T, whole, precision=_EXACT), ridge)
-            solution = solve_positive(system, jnp.matmul(rhs, whole, precision=_EXACT))
+            system = add_diagonal(matmul(whole.T, whole), ridge)
+            solution = solve_positive(system, matmul(rhs, whole))
             ends = list(itertools.accumulate(a.shape[1] for a in rows))
             out = jnp.split(solution, ends[:-1])
         leaves, treedef = jax.tree.flatten(self.factors)
@@ -364,14 +224,12 @@ def correct_in_span(
     """
     n, _, r = loss_factors.shape
     diagonal = jnp.einsum("nknl->nkl", cross)
-    own = jnp.einsum("nkl,nl->nk", diagonal, steps, precision=_EXACT)
-    average = jnp.einsum("nkml,ml->nk", cross, steps, precision=_EXACT) / count
-    rhs = jnp.einsum("nkr,nk->nr", loss_factors, own - average, precision=_EXACT)
-    system = jnp.einsum(
-        "nkr,nkml,mls->nrms", loss_factors, gram, loss_factors, precision=_EXACT
-    ).reshape(n * r, n * r)
+    own = einsum("nkl,nl->nk", diagonal, steps)
+    average = einsum("nkml,ml->nk", cross, steps) / count
+    rhs = einsum("nkr,nk->nr", loss_factors, own - average)
+    system = einsum("nkr,nkml,mls->nrms", loss_factors, gram, loss_factors).reshape(n * r, n * r)
     solution = solve_positive(add_diagonal(system, count * epsilon), rhs.reshape(n * r))
-    return jnp.einsum("nkr,nr->nk", loss_factors, solution.reshape(n, r), precision=_EXACT)
+    return einsum("nkr,nr->nk", loss_factors, solution.reshape(n, r))
 
 
 def literal(theta: PyTree, curvature: Curvature, weight: Array, epsilon: Array | float) -> PyTree:
@@ -391,7 +249,7 @@ def literal(theta: PyTree, curvature: Curvature, weight: Array, epsilon: Array |
     # Without any real point the first entry of padding, which has not moved, stands in for theta_0.
     weight = jnp.where(jnp.any(weight > 0), weight, jnp.arange(weight.shape[0]) == 0)
     regularised = regularised / (1 + epsilon) * weight[:, None, None]
-    rhs = jnp.einsum("iab,ib->a", regularised, flat, precision=_EXACT)
+    rhs = einsum("iab,ib->a", regularised, flat)
     return unravel(jnp.linalg.solve(jnp.sum(regularised, axis=0), rhs))
 
 

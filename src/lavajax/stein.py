@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
+from lavajax import linalg
 from lavajax.types import Array, PyTree
-
-_EXACT = lax.Precision.HIGHEST
 
 
 def kernel(particles: Array) -> tuple[Array, Array]:
@@ -32,7 +31,7 @@ def kernel(particles: Array) -> tuple[Array, Array]:
     k = jnp.exp(-squares / h)
     # Differences alone matter, and keep more digits around the mean than around 0.
     centred = particles - jnp.mean(particles, axis=0)
-    pull = jnp.matmul(k, centred, precision=_EXACT)
+    pull = linalg.matmul(k, centred)
     return k, 2 / h * (jnp.sum(k, axis=1)[:, None] * centred - pull)
 
 
@@ -71,7 +70,7 @@ def stein_descend(
 
     def step(flat: Array, _: None) -> tuple[Array, None]:
         k, repulsion = kernel(flat)
-        follow = jnp.matmul(k, slopes(flat), precision=_EXACT)
+        follow = linalg.matmul(k, slopes(flat))
         move = rate / len(flat) * (follow - temperature * repulsion)
         return flat - move.astype(flat.dtype), None
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import jax
 import jax.numpy as jnp
 
-from lavajax import network, precision, validate
+from lavajax import linalg, network, validate
 from lavajax.models.base import Model
 from lavajax.types import Array, MetaParams, PyTree
 
@@ -150,10 +150,10 @@ def bind(
     net, fixed = net_of(params), params.fixed["backbone"]
     prior = subspace.block(net)
     if subspace.shares_backbone:
-        z = precision.lift(network.features(model, net, fixed, x, mask))
+        z = linalg.lift(network.features(model, net, fixed, x, mask))
         return Bound(prior, z, lambda head, z, mask: z @ head)
 
     def apply(block: PyTree, x: Array, mask: Array | None) -> Array:
-        return precision.lift(network.outputs(model, subspace.merge(net, block), fixed, x, mask))
+        return linalg.lift(network.outputs(model, subspace.merge(net, block), fixed, x, mask))
 
     return Bound(prior, x, apply)

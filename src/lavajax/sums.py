@@ -11,9 +11,8 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from lavajax import precision
+from lavajax import linalg
 from lavajax.types import Array
 
 
@@ -49,16 +48,15 @@ def sums_of(z: Array, steps: Array, extra: Array, weight: Array) -> Sums:
         extra: t ``[N, k]`` with d_i = z_i t_i, or 0.
         weight: ``[N]``, 0 for padding.
     """
-    exact = lax.Precision.HIGHEST
     return Sums(
-        features=jnp.matmul(z.T, z, precision=exact),
-        curved=jnp.matmul(z.T, steps, precision=exact),
-        steps=jnp.matmul(z.T, extra, precision=exact),
+        features=linalg.matmul(z.T, z),
+        curved=linalg.matmul(z.T, steps),
+        steps=linalg.matmul(z.T, extra),
         count=jnp.sum(weight),
     )
 
 
 def solve_head(prior: Array, sums: Sums, ridge: Array | float, share: Array | float) -> Array:
     """W_0 + (sum z z^T + ridge I)^-1 (curved + share steps), ``[P, k]``."""
-    system = precision.add_diagonal(sums.features, ridge)
-    return prior + precision.solve_positive(system, sums.curved + share * sums.steps)
+    system = linalg.add_diagonal(sums.features, ridge)
+    return prior + linalg.solve_positive(system, sums.curved + share * sums.steps)

@@ -17,7 +17,7 @@ from typing import Protocol, TypeGuard
 import jax
 import jax.numpy as jnp
 
-from lavajax import network
+from lavajax import linalg, network
 from lavajax.models.base import Model, TappedModel
 from lavajax.types import Array, PyTree
 
@@ -65,12 +65,10 @@ class Rows:
 
     def _products(self, spec: str) -> Array:
         flat = [leaf.reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(self.rows)]
-        return functools.reduce(
-            jnp.add, (jnp.einsum(spec, leaf, leaf, precision="highest") for leaf in flat)
-        )
+        return functools.reduce(jnp.add, (linalg.einsum(spec, leaf, leaf) for leaf in flat))
 
     def _combinations(self, spec: str, u: Array) -> PyTree:
-        return jax.tree.map(lambda leaf: jnp.einsum(spec, u, leaf, precision="highest"), self.rows)
+        return jax.tree.map(lambda leaf: linalg.einsum(spec, u, leaf), self.rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +92,11 @@ class LayerRows:
     def products(self, other: LayerRows) -> Array:
         """J J'^T with the Jacobian J' of the same network elsewhere, ``[N, k, N, k]``."""
         k = self.signals[0].shape[0]
-        head = jnp.matmul(self.z, other.z.T, precision="highest")
+        head = linalg.matmul(self.z, other.z.T)
         total = head[:, None, :, None] * jnp.eye(k, dtype=head.dtype)[None, :, None, :]
         for mine, others in zip(self._layers(), other._layers(), strict=True):
-            inner = 1 + jnp.matmul(mine[0], others[0].T, precision="highest")  # 1 for the bias
-            outer = jnp.einsum("onw,pmw->nomp", mine[1], others[1], precision="highest")
+            inner = 1 + linalg.matmul(mine[0], others[0].T)  # 1 for the bias
+            outer = linalg.einsum("onw,pmw->nomp", mine[1], others[1])
             total = total + inner[:, None, :, None] * outer
         return total
 
@@ -110,13 +108,13 @@ class LayerRows:
         """See ``Jacobian``."""
         layers = []
         for h, sent in zip(self.inputs, self.sent(u), strict=True):
-            w = jnp.matmul(h.T, sent, precision="highest")
+            w = linalg.matmul(h.T, sent)
             layers.append({"w": w, "b": jnp.sum(sent, axis=0)})
-        return {"weights": layers, "head": jnp.matmul(self.z.T, u, precision="highest")}
+        return {"weights": layers, "head": linalg.matmul(self.z.T, u)}
 
     def sent(self, u: Array) -> list[Array]:
         """What u ``[N, k]`` sends back to the output of each layer, ``[N, out]``."""
-        return [jnp.einsum("no,onw->nw", u, s, precision="highest") for s in self.signals]
+        return [linalg.einsum("no,onw->nw", u, s) for s in self.signals]
 
     def _layers(self) -> list[tuple[Array, Array]]:
         return list(zip(self.inputs, self.signals, strict=True))

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import jax.numpy as jnp
 from jax import lax
 
-from lavajax import kernels, network, precision, validate
+from lavajax import kernels, linalg, network, validate
 from lavajax.losses import Loss, SquaredError
 from lavajax.methods.base import (
     bind_support,
@@ -111,7 +111,7 @@ class Alpaca:
         z, at = self._at_head(params, support)
         shrink = lax.rsqrt(_unit_with_rounding(jnp.sum(z**2), at.n))
         z = z * shrink
-        move = precision.solve_kronecker_head(z, at.residual * shrink, 1.0, self.solver)
+        move = linalg.solve_kronecker_head(z, at.residual * shrink, 1.0, self.solver)
         return Adapted(self._moved(params, -move), Posterior(z, jnp.ones((), z.dtype)))
 
     def absorb(self, params: MetaParams, points: Points) -> Sums:
@@ -158,21 +158,21 @@ class Alpaca:
 
     def _moved(self, params: MetaParams, move: Array) -> Array:
         """K0 + C move, ``[P, k]``."""
-        move = jnp.matmul(self._factor(params), move, precision=lax.Precision.HIGHEST)
+        move = linalg.matmul(self._factor(params), move)
         return prior_of(self, params).block + move
 
     def _features(self, params: MetaParams, x: Array, mask: Array | None) -> Array:
         fixed = params.fixed["backbone"]
-        return precision.lift(network.features(self.model, net_of(params), fixed, x, mask))
+        return linalg.lift(network.features(self.model, net_of(params), fixed, x, mask))
 
     def _factor(self, params: MetaParams) -> Array:
         """C, ``[P, P]``."""
-        raw = precision.lift(params["prior_factor"])
+        raw = linalg.lift(params["prior_factor"])
         return jnp.tril(raw, -1) + jnp.diag(kernels.positive(jnp.diagonal(raw), 0.0))
 
     def _whiten(self, params: MetaParams, z: Array) -> Array:
         """C^T z for every row, ``[N, P]``."""
-        return jnp.matmul(z, self._factor(params), precision=lax.Precision.HIGHEST)
+        return linalg.matmul(z, self._factor(params))
 
 
 def _unit_with_rounding(trace: Array, n: Array) -> Array:

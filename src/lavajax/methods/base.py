@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lavajax import network, points, precision, validate
+from lavajax import linalg, network, points, validate
 from lavajax.gaussian import negative_log_density
 from lavajax.losses import GaussianNll, Loss, SquaredError
 from lavajax.models.base import Model
@@ -240,7 +240,7 @@ def regulariser(
 
 def prior_of(method: NetworkMethod, params: MetaParams) -> Adapted:
     """The outcome without any support: the prior block, in float32 or better."""
-    return Adapted(precision.lift(method.subspace.block(net_of(params))))
+    return Adapted(linalg.lift(method.subspace.block(net_of(params))))
 
 
 def bind_support(
@@ -263,7 +263,7 @@ def bind_support(
 def inner_start(block: PyTree, support: Points) -> PyTree:
     """A block as an inner loop starts from it: float32 or better, and varying with the support."""
     zero = points.varying_zero(support)
-    return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), precision.lift(block))
+    return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), linalg.lift(block))
 
 
 def outputs(
@@ -271,7 +271,7 @@ def outputs(
 ) -> Array:
     """The outputs f ``[M, k]`` of the adapted network."""
     net = method.subspace.merge(net_of(params), adapted.block)
-    return precision.lift(network.outputs(method.model, net, params.fixed["backbone"], x, mask))
+    return linalg.lift(network.outputs(method.model, net, params.fixed["backbone"], x, mask))
 
 
 def predict_mean(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from lavajax import points, precision, validate
+from lavajax import linalg, points, validate
 from lavajax.losses import Loss, SquaredError
 from lavajax.methods.base import (
     bind_support,
@@ -107,7 +107,7 @@ class Bmaml:
         """See ``Method``; the block has leaves ``[K, ...]``."""
         del key  # deterministic
         if support.x.shape[0] == 0:
-            return Adapted(precision.lift(params["particles"]))
+            return Adapted(linalg.lift(params["particles"]))
         start = inner_start(params["particles"], support)
         return Adapted(self._descend(params, support, start, self.inner_steps))
 

@@ -7,9 +7,8 @@ import math
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
-from jax import lax
 
-from lavajax import kernels, points, precision, validate
+from lavajax import kernels, linalg, points, validate
 from lavajax.losses import Loss, SquaredError
 from lavajax.methods.base import check_gaussian, check_parts, init_network, scalar
 from lavajax.models.base import Model
@@ -105,7 +104,7 @@ class Dkt:
         real = points.weights(support, features.dtype)
         gram = self._gram(params, features, real)
         residual = self._residual(params, support, real)
-        weights = precision.solve_positive(gram, residual) if real.size else residual
+        weights = linalg.solve_positive(gram, residual) if real.size else residual
         return Adapted({"features": features, "weights": weights}, {"gram": gram, "real": real})
 
     def predict(
@@ -115,10 +114,10 @@ class Dkt:
         block, posterior = adapted.block, adapted.posterior
         features, hyper = self._features(params, x, mask), self._hyper(params)
         cross = self._kernel.matrix(hyper, features, block["features"]) * posterior["real"]
-        mean = params["mean"] + jnp.matmul(cross, block["weights"], precision=lax.Precision.HIGHEST)
+        mean = params["mean"] + linalg.matmul(cross, block["weights"])
         variance = prior = self._kernel.diagonal(hyper, features)
         if posterior["real"].size:
-            solved = precision.solve_positive(posterior["gram"], cross.T)
+            solved = linalg.solve_positive(posterior["gram"], cross.T)
             # A difference that rounding could make negative.
             least = jnp.finfo(prior.dtype).eps * prior
             variance = jnp.maximum(prior - jnp.sum(cross.T * solved, axis=0), least)
@@ -145,19 +144,19 @@ class Dkt:
     def _features(self, params: MetaParams, x: Array, mask: Array | None) -> Array:
         """phi, ``[N, D]``, in float32 or better."""
         weights, fixed = params["weights"], params.fixed["backbone"]
-        return precision.lift(self.model.features(weights, fixed, x, mask=mask))
+        return linalg.lift(self.model.features(weights, fixed, x, mask=mask))
 
     def _hyper(self, params: MetaParams) -> dict[str, Array]:
-        return precision.lift(params["kernel"])
+        return linalg.lift(params["kernel"])
 
     def _noise(self, params: MetaParams) -> Array:
         """sigma^2, a scalar."""
-        return kernels.positive(precision.lift(params["raw_noise"]), self.noise_floor)
+        return kernels.positive(linalg.lift(params["raw_noise"]), self.noise_floor)
 
     def _residual(self, params: MetaParams, at: Points, real: Array) -> Array:
         """Y - m, ``[N, k]``; 0 for padding."""
         y = self.point_loss.cast(at.y, real.dtype)
-        return (y - precision.lift(params["mean"])) * real[:, None]
+        return (y - linalg.lift(params["mean"])) * real[:, None]
 
     def _gram(self, params: MetaParams, features: Array, real: Array) -> Array:
         """K + sigma^2 I, ``[N, N]``; rows and columns of the identity for padding."""
@@ -172,6 +171,6 @@ class Dkt:
 def _negative_log_density(gram: Array, residual: Array, real: Array) -> Array:
     """-log N(r_o; 0, G) summed over the outputs o, for ``[N, N]`` and ``[N, k]``; a scalar."""
     k = residual.shape[1]
-    quadratic = jnp.sum(residual * precision.solve_positive(gram, residual))
+    quadratic = jnp.sum(residual * linalg.solve_positive(gram, residual))
     constant = jnp.sum(real) * math.log(2 * math.pi)
-    return 0.5 * (quadratic + k * (precision.log_det_positive(gram) + constant))
+    return 0.5 * (quadratic + k * (linalg.log_det_positive(gram) + constant))

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from lavajax import points, precision
+from lavajax import linalg, points
 from lavajax.losses import Loss, constant_curvature
 from lavajax.subspace import Bound
 from lavajax.types import Array, Points
@@ -41,10 +40,10 @@ def at_head(loss: Loss, support: Points, bound: Bound) -> AtHead:
     Raises:
         ValueError: the loss has no constant curvature.
     """
-    head, z = bound.prior, precision.lift(bound.inputs)
+    head, z = bound.prior, linalg.lift(bound.inputs)
     weight = points.weights(support, z.dtype)
     z = z * weight[:, None]
-    f = jnp.matmul(z, head, precision=lax.Precision.HIGHEST)
+    f = linalg.matmul(z, head)
     slope = jax.vmap(jax.grad(loss.value))(f, loss.cast(support.y, f.dtype))
     residual = slope / constant_curvature(loss, head.shape[1]) * weight[:, None]
     return AtHead(z, residual, weight, points.count(support, z.dtype))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from lavajax import points, precision, validate
+from lavajax import linalg, points, validate
 from lavajax.inner import descend_monotone, implicit
 from lavajax.losses import Loss, SquaredError, constant_curvature
 from lavajax.methods.base import (
@@ -126,7 +126,7 @@ class IMaml:
         if self._is_closed:
             at = at_head(self.point_loss, support, bound)
             c = constant_curvature(self.point_loss, bound.prior.shape[1])
-            move = precision.solve_kronecker_head(at.z, at.residual, at.n * strength / c)
+            move = linalg.solve_kronecker_head(at.z, at.residual, at.n * strength / c)
             return Adapted(bound.prior - move)
         objective = self._objective(support, bound, strength)
         # The same problem, held constant: the outer gradient does not see how it is solved.

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from lavajax import network, precision, validate
+from lavajax import linalg, network, validate
 from lavajax.curvature import jacobian, point_outputs
 from lavajax.losses import Loss, SquaredError, constant_curvature
 from lavajax.methods.base import (
@@ -242,7 +242,7 @@ class Lava:
         noise = noise_variance(self, params)
         if self.closed_form:
             fixed = params.fixed["backbone"]
-            z = precision.lift(network.features(self.model, net_of(params), fixed, x, mask))
+            z = linalg.lift(network.features(self.model, net_of(params), fixed, x, mask))
             mean = z @ adapted.block
             variance = adapted.posterior.variance(z, self.route)[:, None]
         else:
@@ -259,7 +259,7 @@ class Lava:
         posterior, sigma = adapted.posterior, jnp.sqrt(noise_variance(self, params))
         if self.closed_form:
             fixed = params.fixed["backbone"]
-            z = precision.lift(network.features(self.model, net_of(params), fixed, x))
+            z = linalg.lift(network.features(self.model, net_of(params), fixed, x))
             moves = posterior.draw(key, (number, sigma.shape[0]), self.route)
             return z @ adapted.block + sigma * jnp.einsum("skp,mp->smk", moves, z)
         bound = bind(self.subspace, self.model, params, x, None)
@@ -276,7 +276,7 @@ class Lava:
     step = gradient_step
 
     @property
-    def route(self) -> precision.Route:
+    def route(self) -> linalg.Route:
         """The form of the linear system."""
         return "auto" if self.solver == "naive" else self.solver
 

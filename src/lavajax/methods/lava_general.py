@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from lavajax import points, precision, tangent
+from lavajax import linalg, points, precision, tangent
 from lavajax.curvature import PointLosses
 from lavajax.losses import constant_curvature
 from lavajax.methods.base import bind_support, inner_rate, prior_of
@@ -80,7 +80,7 @@ def diagnose(method: Lava, params: MetaParams, support: Points) -> LavaDiagnosti
     steps, curvature = _fan(method, params, apart, prior)
     epsilon = method.epsilon_share(params, apart.mean_scale(curvature.traces()), apart.count)
     hessians = curvature.matrices()
-    total = precision.add_diagonal(jnp.sum(hessians, axis=0), apart.count * epsilon)
+    total = linalg.add_diagonal(jnp.sum(hessians, axis=0), apart.count * epsilon)
     return LavaDiagnostics(
         theta=jax.tree.map(jnp.add, prior, steps),
         hessians=hessians,
@@ -129,7 +129,7 @@ def _epsilon_at(
 ) -> Array | float:
     """eps, given outputs and J_i J_i^T ``[N, k, k]`` where curvatures are taken."""
     s = apart.loss_factors(f)
-    traces = jnp.einsum("nkr,nkl,nlr->n", s, blocks, s, precision="highest")
+    traces = linalg.einsum("nkr,nkl,nlr->n", s, blocks, s)
     return method.epsilon_share(params, apart.mean_scale(traces), apart.count)
 
 
@@ -183,7 +183,7 @@ def loss(method: Lava, params: MetaParams, task: Task, key: Array | None) -> Arr
     query = points.sanitise(task.query)
     shared = prior_of(method, params).block
     after = tangent.outputs_after(model, shared, params.fixed["backbone"], query.x, moves)
-    return points.mean_loss(method.point_loss, precision.lift(after), query)
+    return points.mean_loss(method.point_loss, linalg.lift(after), query)
 
 
 def _moves(
@@ -265,7 +265,7 @@ def _adapt_head_in_span(method: Lava, params: MetaParams, apart: PointLosses, he
     f_i + s_i a_i, and the Jacobians' products are J_i J_j^T = (z_i z_j) I.
     """
     z = apart.inputs * apart.weight[:, None]
-    f = jnp.matmul(z, head, precision=lax.Precision.HIGHEST)
+    f = linalg.matmul(z, head)
     squares = jnp.sum(z**2, axis=-1)[:, None]
     rate = inner_rate(method, params)
     steps = jnp.zeros_like(f)
@@ -280,8 +280,8 @@ def _adapt_head_in_span(method: Lava, params: MetaParams, apart: PointLosses, he
     factors = apart.loss_factors(f if method.at_prior else f + squares * steps)
     traces = squares[:, 0] * jnp.sum(factors**2, axis=(1, 2))
     epsilon = method.epsilon_share(params, apart.mean_scale(traces), apart.count)
-    kernel = jnp.matmul(z, z.T, precision=lax.Precision.HIGHEST)
+    kernel = linalg.matmul(z, z.T)
     gram = kernel[:, None, :, None] * jnp.eye(apart.out_dim, dtype=z.dtype)[:, None, :]
     u = precision.correct_in_span(gram, gram, steps, factors, count=apart.count, epsilon=epsilon)
     u = steps / apart.count + u
-    return head + jnp.matmul(z.T, u, precision=lax.Precision.HIGHEST)
+    return head + linalg.matmul(z.T, u)

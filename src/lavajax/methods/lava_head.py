@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 from jax import lax
 
-from lavajax import precision
+from lavajax import linalg
 from lavajax.losses import constant_curvature
 from lavajax.methods.base import bind_support, inner_rate, prior_of
 from lavajax.methods.head import AtHead, at_head
@@ -36,7 +36,7 @@ def adapt_head(method: Lava, params: MetaParams, support: Points, bound: Bound) 
     epsilon = method.epsilon_share(params, c * at.scale, at.n)
     curved, plain = _head_steps(method, params, at)
     targets, ridge = curved + epsilon / c * plain, at.n * epsilon
-    move = precision.solve_kronecker_head(at.z, targets, ridge / c, method.route)
+    move = linalg.solve_kronecker_head(at.z, targets, ridge / c, method.route)
     return method.outcome(params, bound.prior + move, math.sqrt(c) * at.z, ridge)
 
 

@@ -7,7 +7,7 @@ import math
 
 import jax.numpy as jnp
 
-from lavajax import points, precision, validate
+from lavajax import linalg, points, validate
 from lavajax.curvature import PointLosses
 from lavajax.losses import Loss, SquaredError
 from lavajax.methods.base import bind_support, check_apart, loss_at, predict_mean
@@ -94,13 +94,13 @@ class Llama:
         query, bound = bind_support(self, params, query)
         c = self.point_loss.constant_curvature(self.point_loss.out_dim(query.y.shape[1:]))
         if isinstance(self.subspace, Head) and c is not None:
-            z = precision.lift(bound.inputs)
+            z = linalg.lift(bound.inputs)
             weight = points.weights(query, z.dtype) / points.count(query, z.dtype)
             rows = jnp.sqrt(c * weight)[:, None] * z
-            return adapted.block.shape[1] * precision.log_det_rows(rows, self.tau)
+            return adapted.block.shape[1] * linalg.log_det_rows(rows, self.tau)
         if query.x.shape[0] == 0:
             return jnp.asarray(adapted.block.size * math.log(self.tau), adapted.block.dtype)
         apart = PointLosses.of(self.point_loss, query, bound)
         factors = apart.factors(*apart.jacobian(adapted.block, fan=False))
         rows = factors.reshape(-1, adapted.block.size) / jnp.sqrt(apart.count)
-        return precision.log_det_rows(rows, self.tau)
+        return linalg.log_det_rows(rows, self.tau)

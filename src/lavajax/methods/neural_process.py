@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import jax
 import jax.numpy as jnp
 
-from lavajax import precision, validate
+from lavajax import linalg, validate
 from lavajax.methods.base import LOSS, Method, check_gaussian
 from lavajax.models.mlp import MLP
 from lavajax.types import Array, MetaParams, Prediction, PyTree
@@ -74,7 +74,7 @@ def decode(method: NeuralProcess, params: MetaParams, code: Array) -> Prediction
     """
     k = params.spec.y_shape[0]
     weights = params["decoder"]
-    raw = precision.lift(perceptron(method, method.decoder, 2 * k).features(weights, {}, code))
+    raw = linalg.lift(perceptron(method, method.decoder, 2 * k).features(weights, {}, code))
     mean, raw = jnp.split(raw, 2, axis=-1)
     sigma = method.sigma_min + (1 - method.sigma_min) * jax.nn.softplus(raw)
     return Prediction(mean, noise=sigma**2)

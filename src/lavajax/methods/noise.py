@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import jax.numpy as jnp
 
-from lavajax import precision
+from lavajax import linalg
 from lavajax.methods.base import NetworkMethod, density_loss, query_loss
 from lavajax.types import Array, MetaParams, Task
 
@@ -39,9 +39,9 @@ def learned_noise(method: NoisyMethod, outputs: int) -> dict[str, Array]:
 def noise_variance(method: NoisyMethod, params: MetaParams) -> Array:
     """sigma^2 of every output, ``[k]``."""
     if method.learn_noise:
-        return precision.lift(jnp.exp(2 * params["log_noise"]))
+        return linalg.lift(jnp.exp(2 * params["log_noise"]))
     assert method.noise is not None
-    return jnp.full_like(precision.lift(params["head"][0]), method.noise**2)
+    return jnp.full_like(linalg.lift(params["head"][0]), method.noise**2)
 
 
 def outer_loss(method: NoisyMethod, params: MetaParams, task: Task, key: Array | None) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
-from lavajax import precision, validate
+from lavajax import linalg, validate
 from lavajax.gaussian import kl_divergence
 from lavajax.inner import descend
 from lavajax.losses import Loss, SquaredError
@@ -151,4 +151,4 @@ def _draw(key: Array, mean: PyTree, log_std: PyTree) -> PyTree:
     """One draw of N(mean, exp(log_std)^2), as a differentiable function of both."""
     flat, unravel = ravel_pytree(mean)  # one draw for all leaves compiles faster than one for each
     noise = unravel(jax.random.normal(key, flat.shape, flat.dtype))
-    return jax.tree.map(lambda m, s, e: m + jnp.exp(precision.lift(s)) * e, mean, log_std, noise)
+    return jax.tree.map(lambda m, s, e: m + jnp.exp(linalg.lift(s)) * e, mean, log_std, noise)

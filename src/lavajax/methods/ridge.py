@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import jax.numpy as jnp
 
-from lavajax import precision, validate
+from lavajax import linalg, validate
 from lavajax.losses import CrossEntropy, Loss, SquaredError
 from lavajax.methods.base import (
     bind_support,
@@ -104,7 +104,7 @@ class Ridge:
             return Adapted(self._of_outputs(params, prior_of(self, params).block))
         at = self._at_head(params, support)
         ridge = at.n * self._strength(params, at.scale)
-        move = precision.solve_kronecker_head(at.z, at.residual, ridge, self.solver)
+        move = linalg.solve_kronecker_head(at.z, at.residual, ridge, self.solver)
         return Adapted(self._of_outputs(params, prior_of(self, params).block - move))
 
     def absorb(self, params: MetaParams, points: Points) -> Sums:

@@ -1,0 +1,155 @@
+"""Symmetric positive definite matrices: solves, log-determinants, variances and draws.
+
+All in float32 or better, differentiated as solves, and for matrices that are a sum over rows by the
+smaller of the two Gram matrices.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from lavajax.types import Array, PyTree
+
+Route = Literal["auto", "primal", "dual"]
+
+# Products that feed a solve. On accelerators the default one of float32 is rounded to fewer digits.
+matmul = partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
+
+
+def lift(tree: PyTree) -> PyTree:
+    """Floating leaves in float32 or better."""
+    return jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), tree)
+
+
+def solve_positive(matrix: Array, rhs: Array) -> Array:
+    """matrix^-1 rhs for a symmetric positive definite ``[n, n]`` and ``[n]`` or ``[n, m]``.
+
+    Differentiated as a solve, not through the factorisation, which costs many times more.
+    """
+    return jax.scipy.linalg.solve(matrix, rhs, assume_a="pos")
+
+
+def solve_gram(rows: Array, rhs: Array, ridge: Array | float) -> Array:
+    """(R R^T + ridge I)^-1 rhs for rows R ``[n, p]`` and a few right-hand sides ``[n, m]``.
+
+    The derivative is that of the products R (R^T x), and costs n p m: the n x n matrix, whose own
+    would cost n n p, is factored and no more.
+    """
+
+    def product(x: Array) -> Array:
+        inner = matmul(rows.T, x)
+        return matmul(rows, inner) + ridge * x
+
+    held, held_ridge = lax.stop_gradient((rows, ridge))
+    gram = add_diagonal(matmul(held, held.T), held_ridge)
+    factor = jax.scipy.linalg.cho_factor(gram, lower=True)
+    return lax.custom_linear_solve(
+        product, rhs, lambda _, b: jax.scipy.linalg.cho_solve(factor, b), symmetric=True
+    )
+
+
+@jax.custom_jvp
+def log_det_positive(matrix: Array) -> Array:
+    """log det of a symmetric positive definite ``[n, n]``; NaN where it is not.
+
+    Differentiated by a solve, d log det A = tr(A^-1 dA), not through the factorisation.
+    """
+    return 2 * jnp.sum(jnp.log(jnp.diagonal(jnp.linalg.cholesky(matrix))))
+
+
+@log_det_positive.defjvp
+def _log_det_positive_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (matrix,), (tangent,) = primals, tangents
+    return log_det_positive(matrix), jnp.trace(solve_positive(matrix, tangent))
+
+
+def log_det_rows(rows: Array, ridge: Array | float, route: Route = "auto") -> Array:
+    """log det(A^T A + ridge I_n), a scalar, for rows A ``[r, n]``, of any rank.
+
+    Args:
+        rows: A; rows of zeros change nothing.
+        ridge: scalar above 0.
+        route: ``"primal"`` factors the n x n matrix, ``"dual"`` the r x r one,
+            (n - r) log ridge + log det(A A^T + ridge I_r); ``"auto"`` the smaller.
+    """
+    r, n = rows.shape
+    dual = route == "dual" or (route == "auto" and r < n)
+    left = rows if dual else rows.T
+    gram = matmul(left, left.T)
+    # Raised by what rounding may take away, so that the matrix can always be factored.
+    rounding = 10 * jnp.finfo(gram.dtype).eps * jnp.trace(gram) / max(gram.shape[0], 1)
+    log_det = log_det_positive(add_diagonal(gram, ridge + rounding))
+    return log_det + (n - r) * jnp.log(jnp.asarray(ridge, gram.dtype)) if dual else log_det
+
+
+def add_diagonal(matrix: Array, value: Array | float) -> Array:
+    """matrix + value I."""
+    return matrix + value * jnp.eye(matrix.shape[-1], dtype=matrix.dtype)
+
+
+def solve_kronecker_head(
+    z: Array, targets: Array, ridge: Array | float, route: Route = "auto"
+) -> Array:
+    """(Z^T Z + ridge I_P)^-1 Z^T T: one solve for all k outputs, of size min(N, P).
+
+    For a linear head under a loss of constant curvature c, H_i = c z_i z_i^T (x) I_k, so the
+    precision is a Kronecker product and no Hessian is ever built.
+
+    Args:
+        z: ``[N, P]``, zero rows for padding.
+        targets: T, ``[N, k]``.
+        ridge: scalar above 0, N eps / c.
+        route: ``"primal"`` solves the P x P system, ``"dual"`` the N x N one,
+            Z^T (Z Z^T + ridge I_N)^-1 T; ``"auto"`` the smaller.
+
+    Returns:
+        ``[P, k]``.
+    """
+    n, p = z.shape
+    if route == "dual" or (route == "auto" and n < p):
+        return matmul(z.T, solve_gram(z, targets, ridge))
+    return solve_gram(z.T, matmul(z.T, targets), ridge)
+
+
+def posterior_variance(z: Array, at: Array, route: Route = "auto") -> Array:
+    """a^T (I + Z^T Z)^-1 a for every row a of ``at`` ``[M, P]``, given Z ``[N, P]``; ``[M]``.
+
+    A sum of squares, ||r||^2 + ||Z r||^2 with r = (I + Z^T Z)^-1 a: neither cancellation nor a
+    rounding error can make it negative. In the dual r = a - Z^T u, u = (I + Z Z^T)^-1 Z a = Z r.
+    """
+    n, p = z.shape
+    if n == 0:
+        return jnp.sum(at**2, axis=-1)
+    if route == "dual" or (route == "auto" and n < p):
+        gram = add_diagonal(matmul(z, z.T), 1.0)
+        u = solve_positive(gram, matmul(z, at.T))
+        r = at.T - matmul(z.T, u)
+    else:
+        gram = add_diagonal(matmul(z.T, z), 1.0)
+        r = solve_positive(gram, at.T)
+        u = matmul(z, r)
+    return jnp.sum(r**2, axis=0) + jnp.sum(u**2, axis=0)
+
+
+def posterior_draw(key: Array, z: Array, shape: tuple[int, ...], route: Route = "auto") -> Array:
+    """Draws from N(0, (I + Z^T Z)^-1), ``[*shape, P]``, given Z ``[N, P]``.
+
+    (I + Z^T Z)^-1 (a + Z^T b) for standard normal a ``[P]`` and b ``[N]``: one solve for all draws,
+    and no square root.
+    """
+    n, p = z.shape
+    prior_key, point_key = jax.random.split(key)
+    a = jax.random.normal(prior_key, (math.prod(shape), p), z.dtype)
+    if n:
+        b = jax.random.normal(point_key, (a.shape[0], n), z.dtype)
+        # The prior's draw, moved by its misfit to the points: a - Z^T (I + Z Z^T)^-1 (Z a - b).
+        misfit = matmul(z, a.T) - b.T
+        a = a - solve_kronecker_head(z, misfit, 1.0, route).T
+    return a.reshape(*shape, p)

@@ -12,7 +12,7 @@ import pytest
 
 import lavajax
 from lavajax import datasets
-from lavajax.tasks import images
+from lavajax.tasks import episodes, images
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL = Path(os.environ.get("LAVAJAX_DATA", ROOT.parent / "shared" / "data")) / "omniglot"
@@ -36,9 +36,9 @@ def numbered() -> Arrays:
     return Arrays(pixels[order], labels[order], tuple(f"class {i}" for i in range(CLASSES)))
 
 
-def make(**changes) -> images.Episodes:
+def make(**changes) -> episodes.Episodes:
     settings = {"ways": 3, "shots": 2, "queries": 4, "rotations": True} | changes
-    return images.episodes(numbered(), {**SPLITS, "validation": [1, 3, 9]}, **settings)
+    return episodes.episodes(numbered(), {**SPLITS, "validation": [1, 3, 9]}, **settings)
 
 
 def read(x) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -113,7 +113,7 @@ def test_classes_may_have_different_numbers_of_images():
     data = numbered()
     kept = (data.labels != 0) | (data.images[:, 0, 0, 0] < 103)  # class 0 keeps images 0 to 2
     data = Arrays(data.images[kept], data.labels[kept], data.names)
-    source = images.episodes(
+    source = episodes.episodes(
         data, {**SPLITS, "train": [0, 2]}, ways=2, shots=1, queries=2, rotations=False
     )
     task = many(source, jax.random.split(jax.random.key(0), 50), "train")
@@ -144,22 +144,22 @@ def test_episodes_that_cannot_be_drawn_are_refused(changes, message):
 )
 def test_classes_that_are_named_twice_or_are_none_are_refused(train, message):
     with pytest.raises(ValueError, match=message):
-        images.episodes(numbered(), {**SPLITS, "train": train}, ways=2, shots=1, queries=2)
+        episodes.episodes(numbered(), {**SPLITS, "train": train}, ways=2, shots=1, queries=2)
 
 
 def test_splits_that_share_a_class_are_refused():
     shared = {**SPLITS, "test": [*SPLITS["test"], SPLITS["train"][0]]}
     with pytest.raises(ValueError, match="once, in one split"):
-        images.episodes(numbered(), shared, ways=2, shots=1, queries=2)
+        episodes.episodes(numbered(), shared, ways=2, shots=1, queries=2)
 
 
 def test_images_that_are_not_bytes_or_not_square_are_refused():
     data, settings = numbered(), {"ways": 2, "shots": 1, "queries": 1}
     with pytest.raises(ValueError, match=r"must be uint8 \[n, H, W, C\], got float64"):
-        images.episodes(data._replace(images=data.images / 255), SPLITS, **settings)
+        episodes.episodes(data._replace(images=data.images / 255), SPLITS, **settings)
     flat = data._replace(images=data.images[:, :, :2])
     with pytest.raises(ValueError, match="rotations need square images, got 3x2"):
-        images.episodes(flat, SPLITS, **settings, rotations=True)
+        episodes.episodes(flat, SPLITS, **settings, rotations=True)
 
 
 def test_whole_alphabets_are_held_out():

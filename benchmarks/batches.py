@@ -21,7 +21,7 @@ import lavajax
 from lavajax.methods.base import Method
 from lavajax.steps import run_steps
 from lavajax.train import init_state
-from ratios import Ratio, options, publish
+from ratios import Ratio, publish
 
 BATCHES = (16, 64, 256, 1024)
 SEEDS = 5
@@ -30,7 +30,7 @@ MOST_SEEDS = 4.0
 
 def main() -> int:
     """Measures, prints the table and writes the results."""
-    args = options(__doc__).parse_args()
+    args = measuring.options(__doc__).parse_args()
     batches, tasks, repeats = ((2, 4), 4, 2) if args.quick else (BATCHES, 10_240, 9)
     per_task = measure_batches(lavajax.Lava(), batches, tasks=tasks, repeats=repeats)
     first = per_task[batches[0]]

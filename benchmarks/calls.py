@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lavajax
-from ratios import Ratio, options, publish
+from ratios import Ratio, publish
 
 TARGETS = {"adapt": 5.0, "on-line": 10.0, "import": 1.15}
 PARTS = "import jax, flax.linen, optax"
@@ -31,7 +31,7 @@ PARTS = "import jax, flax.linen, optax"
 
 def main() -> int:
     """Measures, prints the table and writes the results."""
-    args = options(__doc__).parse_args()
+    args = measuring.options(__doc__).parse_args()
     repeats, imports = (2, 1) if args.quick else (40, 9)
     rows, microseconds = [], {}
     for what, seconds in (

@@ -18,7 +18,7 @@ import time
 if __name__ == "__main__":
     os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # before JAX starts, here and in what this starts
 
-import measuring  # noqa: F401
+import measuring
 
 # isort: split
 import jax
@@ -28,7 +28,7 @@ from gpu_check import METHODS
 from lavajax.methods.base import Method
 from lavajax.steps import run_steps
 from lavajax.train import init_state
-from ratios import Ratio, options, publish
+from ratios import Ratio, publish
 
 SECONDS, GROWTH = 6.0, 1.5
 FEW, MANY = 2, 50
@@ -36,7 +36,7 @@ FEW, MANY = 2, 50
 
 def main() -> int:
     """Compiles every method, prints the table and writes the results."""
-    parser = options(__doc__)
+    parser = measuring.options(__doc__)
     parser.add_argument("--only", nargs="*", choices=METHODS, help="some of the methods")
     args = parser.parse_args()
     rows, seconds = [], {}

@@ -10,7 +10,6 @@ where XLA's account of the compiled program leaves room.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import resource
 from concurrent.futures import ProcessPoolExecutor
@@ -185,12 +184,8 @@ def draw(found: dict[str, Any], settings: Settings, path: Path) -> None:
 
 def main() -> None:
     """Measures, prints the exponents, and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="everything tiny: is it sound?")
-    parser.add_argument("--out", type=Path, help="folder; benchmarks/results where not given")
-    args = parser.parse_args()
+    args = measuring.options(__doc__).parse_args()
     settings = QUICK if args.quick else Settings()
-    folder = args.out or (Path("runs/head_scaling_quick") if args.quick else measuring.RESULTS)
     found = measure(settings)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     for name, power in found["powers"].items():
@@ -198,8 +193,8 @@ def main() -> None:
         print(f"{name:12s} time grows by the power {power:.2f}; expected at most: {limit}")
     print(f"peak memory in closed form {peak:.2f} GiB, of 24")
     data = {"settings": dataclasses.asdict(settings), "peak_gib": peak, **found}
-    measuring.write_results("head_scaling", data, folder)
-    draw(found, settings, folder / "head_scaling.png")
+    measuring.write_results("head_scaling", data, args.out)
+    draw(found, settings, args.out / "head_scaling.png")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ machine does disturbs all of them alike, and the median over turns is kept.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -78,6 +79,25 @@ def interleaved(
 def temporaries(compiled: Any) -> int:
     """Bytes that a compiled function needs beside its arguments and results, as XLA plans them."""
     return compiled.memory_analysis().temp_size_in_bytes
+
+
+class _Quick(argparse.Action):
+    """Sets the flag, and keeps tiny numbers away from the measured ones."""
+
+    def __call__(self, parser: Any, namespace: Any, *_: Any) -> None:
+        namespace.quick = True
+        if namespace.out == RESULTS:
+            namespace.out = Path("runs/benchmarks_quick")
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument(
+        "--quick", action=_Quick, nargs=0, default=False, help="everything tiny: is it sound?"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of results")
+    return parser
 
 
 def machine() -> dict[str, Any]:

@@ -11,7 +11,6 @@ same of a backbone that hides its layers, which has a row of the Jacobian for ev
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -126,11 +125,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Compiles at every width, and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two narrow widths")
+    parser = measuring.options(__doc__)
     parser.add_argument("--meta-batch", type=int, default=10, help="tasks, B")
     parser.add_argument("--shots", type=int, default=10, help="support points, N")
-    parser.add_argument("--out", type=Path, help="folder; benchmarks/results where not given")
     args = parser.parse_args()
     tasks = lavajax.Sine(shots=args.shots)
     widths = (16, 32) if args.quick else (64, 128, 256, 512, 1024)
@@ -139,10 +136,10 @@ def main() -> None:
         rows.append(measure(width, args.meta_batch, tasks))
         print(f"width {width} compiled", flush=True)
     print(table(rows))
-    folder = args.out or (Path("runs/memory_quick") if args.quick else measuring.RESULTS)
     settings = {"meta_batch": args.meta_batch, "shots": tasks.shots, "queries": tasks.queries}
-    measuring.write_results("memory", {**settings, "rows": rows, "powers": exponents(rows)}, folder)
-    draw(rows, folder / "memory.png")
+    data = {**settings, "rows": rows, "powers": exponents(rows)}
+    measuring.write_results("memory", data, args.out)
+    draw(rows, args.out / "memory.png")
 
 
 if __name__ == "__main__":

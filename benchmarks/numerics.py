@@ -20,7 +20,6 @@ import numpy as np
 
 import lavajax
 from lavajax.types import Array
-from ratios import options
 
 POINTS = (1, 10, 100, 1000)
 SCALES = (1e-2, 1.0, 1e1, 1e2)
@@ -64,7 +63,7 @@ def _predict(
 
 def main() -> None:
     """Prints the table, as Markdown, and writes the numbers."""
-    args = options(__doc__).parse_args()
+    args = measuring.options(__doc__).parse_args()
     rows = []
     print("| setting | stored in | N | " + " | ".join(f"scale {s:g}" for s in SCALES) + " |")
     print("| --- | --- | --- |" + " --- |" * len(SCALES))

@@ -12,7 +12,6 @@ fraction of what a large ``jnp.dot`` reaches in the same run.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 from functools import partial
@@ -193,16 +192,12 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Measures every meta-batch, and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="everything tiny: is it sound?")
-    parser.add_argument("--out", type=Path, help="folder; benchmarks/results where not given")
-    args = parser.parse_args()
+    args = measuring.options(__doc__).parse_args()
     settings = QUICK if args.quick else Settings()
-    folder = args.out or (Path("runs/profile_step_quick") if args.quick else measuring.RESULTS)
     rows = [measure(settings, size) for size in settings.sizes]
     print(table(rows))
-    measuring.write_results("profile_step", {"rows": rows}, folder)
-    draw(rows, folder / "profile_step.png")
+    measuring.write_results("profile_step", {"rows": rows}, args.out)
+    draw(rows, args.out / "profile_step.png")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,25 +35,6 @@ class Ratio:
     def missed(self) -> bool:
         """Whether the ratio is above its target."""
         return self.target is not None and self.value > self.target
-
-
-class _Quick(argparse.Action):
-    """Sets the flag, and keeps tiny numbers away from the measured ones."""
-
-    def __call__(self, parser: Any, namespace: Any, *_: Any) -> None:
-        namespace.quick = True
-        if namespace.out == measuring.RESULTS:
-            namespace.out = Path("runs/benchmarks_quick")
-
-
-def options(description: str) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has."""
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument(
-        "--quick", action=_Quick, nargs=0, default=False, help="everything tiny: is it sound?"
-    )
-    parser.add_argument("--out", type=Path, default=measuring.RESULTS, help="folder of results")
-    return parser
 
 
 def table(rows: Sequence[Ratio]) -> str:

@@ -14,7 +14,6 @@ is not installed is left out, by name: pip install 'lavajax[peers]'.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import importlib
 import importlib.util
@@ -222,14 +221,11 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Checks, measures, and writes the results; sizes already measured elsewhere are kept."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="everything tiny: is it sound?")
+    parser = measuring.options(__doc__)
     parser.add_argument("--meta-batch", type=int, nargs="+", help="only these sizes")
     parser.add_argument("--compile", action="store_true", help="torch.compile too: minutes more")
-    parser.add_argument("--out", type=Path, help="folder; benchmarks/results where not given")
     args = parser.parse_args()
     settings = QUICK if args.quick else Settings()
-    folder = args.out or (Path("runs/rivals_quick") if args.quick else measuring.RESULTS)
     sizes = args.meta_batch or settings.sizes
     losses, skipped = torch_losses(compiling=args.compile)
     for line in skipped:
@@ -238,14 +234,14 @@ def main() -> None:
     for name, gap in gaps.items():
         print(f"{name}: loss and gradient within {gap:.0e} of ours")
     kept = []
-    if args.meta_batch and (folder / "rivals.json").exists():
-        found = json.loads((folder / "rivals.json").read_text())["rows"]
+    if args.meta_batch and (args.out / "rivals.json").exists():
+        found = json.loads((args.out / "rivals.json").read_text())["rows"]
         kept = [row for row in found if row["meta_batch"] not in sizes]
     rows = [row for size in sizes for row in measure(losses, settings, size)]
     rows = with_ratios(sorted(kept + rows, key=lambda row: row["meta_batch"]))
     print(table(rows))
-    measuring.write_results("rivals", {"gaps": gaps, "skipped": skipped, "rows": rows}, folder)
-    draw(rows, folder / "rivals.png")
+    measuring.write_results("rivals", {"gaps": gaps, "skipped": skipped, "rows": rows}, args.out)
+    draw(rows, args.out / "rivals.png")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from lavajax.models.base import Model
 from lavajax.outer import gradient_step, no_memory
 from lavajax.steps import run_steps
 from lavajax.train import init_state
-from ratios import Ratio, options, publish
+from ratios import Ratio, publish
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +110,7 @@ POINTS = {
 
 def main() -> int:
     """Measures every point, prints the table and writes the results."""
-    args = options(__doc__).parse_args()
+    args = measuring.options(__doc__).parse_args()
     rows: list[Ratio] = []
     milliseconds: dict[str, dict[str, float]] = {}
     for (shots, meta_batch), names in POINTS.items():

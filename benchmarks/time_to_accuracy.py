@@ -47,9 +47,12 @@ def main() -> int:
         print(json.dumps(train_once(**json.loads(given.run))))
         return 0
 
-    from ratios import Ratio, options, publish
+    import measuring
 
-    parser = options(__doc__)
+    # isort: split
+    from ratios import Ratio, publish
+
+    parser = measuring.options(__doc__)
     parser.add_argument("--search", action="store_true", help="compare candidates, score nothing")
     args = parser.parse_args(rest)
     if args.search:

@@ -312,9 +312,8 @@ def test_profile_takes_a_step_apart():
 
 def test_a_quick_run_leaves_what_was_measured_alone():
     import measuring
-    import ratios
 
-    parse = ratios.options("Something.").parse_args
+    parse = measuring.options("Something.").parse_args
     assert parse([]).out == measuring.RESULTS
     assert parse(["--quick"]).out != measuring.RESULTS
     for line in (["--quick", "--out=here"], ["--out=here", "--quick"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 
@@ -62,6 +63,33 @@ def test_error_is_that_of_the_posterior_mean(monkeypatch):
         return jnp.mean((mean - task.query.y) ** 2)
 
     assert found == pytest.approx(lavajax.score(error, source, num_tasks=20).mean(), rel=1e-3)
+
+
+@jax.tree_util.register_static
+class Windows:
+    """Windows of 6 hours of a Gaussian series of unequal variances, 3 of them support."""
+
+    hours = np.linspace(-1, 1, 6)
+    covariance = matern(hours, hours) * np.outer(1 + hours**2, 1 + hours**2)
+
+    def sample(self, key, split="train"):
+        series_key, order_key = jax.random.split(key)
+        y = jax.random.multivariate_normal(series_key, jnp.zeros(6), jnp.asarray(self.covariance))
+        order = jax.random.permutation(order_key, 6)
+        x, y = jnp.asarray(self.hours)[order][:, None], y[order][:, None]
+        return lavajax.Task(lavajax.Points(x[:3], y[:3]), lavajax.Points(x[3:], y[3:]))
+
+
+def test_the_best_linear_predictor_is_that_of_the_covariance():
+    """Its error is the trace of the conditional covariance, here over all splits into 3 and 3."""
+    k = Windows.covariance
+    expected = []
+    for s in map(list, itertools.combinations(range(6), 3)):
+        q = [i for i in range(6) if i not in s]
+        left = k[np.ix_(q, q)] - k[np.ix_(q, s)] @ np.linalg.solve(k[np.ix_(s, s)], k[np.ix_(s, q)])
+        expected.append(np.trace(left) / 3)
+    found = reference.linear_error(Windows(), 20_000)
+    assert found == pytest.approx(np.mean(expected), rel=0.05)
 
 
 def test_radio_has_its_references_and_is_called_synthetic(monkeypatch):

@@ -30,6 +30,17 @@ def test_readme_code_runs_as_written_and_adapts(tmp_path, monkeypatch):
     assert names["score"].mean < 1.0
 
 
+def test_guide_runs_as_written_and_adapts():
+    names: dict = {}
+    for block in blocks("docs/guide.md", "python"):
+        exec(compile(block, "guide.md", "exec", dont_inherit=True), names)
+    prediction, task, waves = names["prediction"], names["task"], names["waves"]
+    assert prediction.variance.shape == task.query.y.shape
+    assert names["many"].block.shape[0] == 100
+    zero = lavajax.score(lambda task, key: jnp.mean(task.query.y**2), waves, num_tasks=200).mean()
+    assert names["score"].mean < 0.5 * zero
+
+
 def test_readme_has_the_two_commands_that_continuous_integration_reads():
     commands = "".join(blocks("README.md", "sh")).splitlines()
     assert len(commands) == 2

@@ -12,11 +12,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import lavajax
 from gaussian_process import TEST_TASKS, gaussian_process_error
 from lavajax.tasks.air_quality import interpolation_error
 from lavajax.tasks.base import TaskSource
+from lavajax.tasks.radio import STEPS
 from options import Variant
 
 # Test MSE on sine waves by support size (the paper's table, which prints units of 1e-2).
@@ -116,6 +118,7 @@ def reference_errors(
     for each: it sees the first 2,000, and its error there, relative to that of linear
     interpolation, stands for all.
     """
+    given = task
     task, variant = Variant.split(task)
     if isinstance(task, (lavajax.Omniglot, lavajax.MiniImageNet)):
         return {"chance": 1 / task.ways}
@@ -135,8 +138,9 @@ def reference_errors(
             "linear interpolation": float(interpolated),
             "Gaussian process, Matern 3/2": float(interpolated * process / there),
         }
-        if isinstance(task, lavajax.AirQuality) and task.inputs == "hour":
-            found["best linear predictor"] = linear_error(source, test_tasks, seed=seed)
+        places = STEPS if isinstance(task, lavajax.Radio) else task.shots + task.queries
+        if task is given and getattr(task, "inputs", "hour") == "hour":
+            found["best linear predictor"] = linear_error(source, places, test_tasks, seed=seed)
         if isinstance(task, lavajax.Radio) and not variant.label_noise:
             name = "noise" if task.synthetic else "noise, by the file's SNRs"
             found[name] = noise_floor(source)
@@ -149,42 +153,44 @@ def reference_errors(
     return {name: value + noise for name, value in found.items()}
 
 
-def linear_error(source: TaskSource, test_tasks: int, *, seed: int = 0) -> float:
-    """MSE of the best linear predictor of a window's query from its support.
+def linear_error(source: Any, places: int, test_tasks: int, *, seed: int = 0) -> float:
+    """MSE of the best linear predictor of a series' query from its support.
 
-    Best by the second moments of 100,000 training windows of T hours, with a thousandth of the
-    variance added: no kernel, no network, and T (T + 1) / 2 numbers learned. A head of fixed
-    features is linear in the labels that it adapts to, and can hardly do better.
+    Best by the second moments of 20,000 training series, with a ten-thousandth added to the
+    variances: no kernel, no network, and ``places`` (``places`` + 1) / 2 numbers learned. What a
+    head of fixed features predicts is linear in the labels too: it can hardly do better.
 
     Args:
-        source: of windows, whose first input runs from -1 to 1 over the T hours.
+        source: of series whose only input runs from -1 to 1 over ``places`` steps; with several
+            outputs, each is predicted from its own labels, by the moments of all.
+        places: T.
         test_tasks: how many.
         seed: of the test tasks.
     """
 
-    def window(task: lavajax.Task, key: jax.Array) -> jax.Array:
+    def series(task: lavajax.Task, key: jax.Array) -> jax.Array:
         del key
-        (seen, known), (asked, target) = _xy(task.support), _xy(task.query)
-        return jnp.concatenate([known, target])[jnp.argsort(jnp.concatenate([seen, asked]))]
+        x, y = (
+            jnp.concatenate(parts)
+            for parts in ((task.support.x, task.query.x), (task.support.y, task.query.y))
+        )
+        return y[jnp.argsort(x[:, 0])]
 
-    windows = lavajax.score(window, source, num_tasks=100_000, split="train")
-    moments = jnp.asarray(windows.T @ windows / len(windows))
-    hours = moments.shape[0]
+    whole = dataclasses.replace(source, shots=places // 2, queries=places - places // 2)
+    drawn = lavajax.score(series, whole, num_tasks=20_000, split="train")
+    rows = np.moveaxis(drawn, 2, 1).reshape(-1, places).astype(np.float64)
+    moments = jnp.asarray(rows.T @ rows / len(rows) + 1e-4 * np.eye(places), jnp.float32)
 
     def error(task: lavajax.Task, key: jax.Array) -> jax.Array:
         del key
-        (seen, known), (asked, target) = _xy(task.support), _xy(task.query)
-        here, there = (jnp.round((x + 1) / 2 * (hours - 1)).astype(int) for x in (seen, asked))
-        own = moments[here][:, here] + 1e-3 * jnp.eye(len(here))
-        weights = jnp.linalg.solve(own, moments[here][:, there])
-        return jnp.mean((known @ weights - target) ** 2)
+        seen, asked = (
+            jnp.round((points.x[:, 0] + 1) / 2 * (places - 1)).astype(int)
+            for points in (task.support, task.query)
+        )
+        weights = jnp.linalg.solve(moments[seen][:, seen], moments[seen][:, asked])
+        return jnp.mean((weights.T @ task.support.y - task.query.y) ** 2)
 
     return float(lavajax.score(error, source, num_tasks=test_tasks, seed=seed).mean())
-
-
-def _xy(points: lavajax.Points) -> tuple[jax.Array, jax.Array]:
-    """The first input and the first target of some points, both ``[N]``."""
-    return points.x[:, 0], points.y[:, 0]
 
 
 def has_gaussian_process(task: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 import types
@@ -66,18 +67,24 @@ def test_error_is_that_of_the_posterior_mean(monkeypatch):
 
 
 @jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
 class Windows:
-    """Windows of 6 hours of a Gaussian series of unequal variances, 3 of them support."""
+    """Windows of 6 hours of a Gaussian series of unequal variances."""
+
+    shots: int = 3
+    queries: int = 3
 
     hours = np.linspace(-1, 1, 6)
     covariance = matern(hours, hours) * np.outer(1 + hours**2, 1 + hours**2)
 
     def sample(self, key, split="train"):
         series_key, order_key = jax.random.split(key)
-        y = jax.random.multivariate_normal(series_key, jnp.zeros(6), jnp.asarray(self.covariance))
-        order = jax.random.permutation(order_key, 6)
-        x, y = jnp.asarray(self.hours)[order][:, None], y[order][:, None]
-        return lavajax.Task(lavajax.Points(x[:3], y[:3]), lavajax.Points(x[3:], y[3:]))
+        covariance = jnp.asarray(self.covariance)
+        y = jax.random.multivariate_normal(series_key, jnp.zeros(6), covariance, (2,)).T
+        order, n = jax.random.permutation(order_key, 6), self.shots
+        x, y = jnp.asarray(self.hours)[order][:, None], y[order]
+        end = n + self.queries
+        return lavajax.Task(lavajax.Points(x[:n], y[:n]), lavajax.Points(x[n:end], y[n:end]))
 
 
 def test_the_best_linear_predictor_is_that_of_the_covariance():
@@ -88,8 +95,9 @@ def test_the_best_linear_predictor_is_that_of_the_covariance():
         q = [i for i in range(6) if i not in s]
         left = k[np.ix_(q, q)] - k[np.ix_(q, s)] @ np.linalg.solve(k[np.ix_(s, s)], k[np.ix_(s, q)])
         expected.append(np.trace(left) / 3)
-    found = reference.linear_error(Windows(), 20_000)
-    assert found == pytest.approx(np.mean(expected), rel=0.05)
+    for queries in (3, 2):  # all of the other hours, and not all
+        found = reference.linear_error(Windows(queries=queries), 6, 20_000)
+        assert found == pytest.approx(np.mean(expected), rel=0.05)
 
 
 def test_radio_has_its_references_and_is_called_synthetic(monkeypatch):
@@ -107,6 +115,8 @@ def test_radio_has_its_references_and_is_called_synthetic(monkeypatch):
     results = {"metric": "mse", "test_tasks": 20, "seeds": [seed], "method": "Lava"}
     results |= {"paper": None, "references": errors}
     assert "lava on radio (synthetic), 10" in table("lava", "radio", task, results).title
+    plain = reference.reference_errors(lavajax.Radio(), lavajax.Radio().load(), 100)
+    assert plain["noise"] < plain["best linear predictor"] < plain["linear interpolation"]
     stored = lavajax.Radio("file.hdf5")
     assert "lava on radio, 10" in table("lava", "radio", stored, results).title
 

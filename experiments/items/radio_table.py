@@ -41,8 +41,9 @@ def render(scale: Scale, folders: Folders) -> str:
         "generated, with noise of 20 to 30 dB on support and query, whose power, the last row, is "
         "the error of the signal itself. They stand in for RadioML 2018.01A, of which the LAVA "
         f"paper has {PAPER_RADIO['Lava']:g} for LAVA and {PAPER_RADIO['Anil']:g} for ANIL. The "
-        "last rows learn nothing; the Gaussian process has a Matérn-3/2 kernel, whose parameters "
-        f"are fitted to training signals{process_note(scale.protocol.test_tasks)}. "
+        "last rows have no network: the Gaussian process has a Matérn-3/2 kernel, whose parameters "
+        f"are fitted to training signals{process_note(scale.protocol.test_tasks)}; and the best "
+        "linear predictor, by the second moments of training signals, is what a head can come to. "
         + describe(scale.protocol),
         f"{cells.show_errors()}\n{cells.show_references(scale.protocol.test_tasks)}".strip(),
         cells.sampling(),

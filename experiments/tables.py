@@ -188,7 +188,7 @@ class Table:
 
             def told(name: str, own: str, errors: dict[str, np.ndarray] = errors) -> str:
                 other, ours = errors[name].mean(), errors[own].mean()
-                apart = f"{other / ours:.2g} times as much"
+                apart = f"{other / ours:.3g} times as much"
                 if self.metric == "accuracy":
                     apart = f"{100 * (other - ours):+.2g} percentage points"
                 return f"{_spread(errors[name])} ({name}), {apart}"

@@ -462,12 +462,12 @@ def test_init_refuses_points_that_do_not_fit():
 # The package
 
 
-def test_tasks_are_imported_when_first_asked_for():
+def test_tasks_and_methods_are_imported_when_first_asked_for():
     code = """
 import sys, lavajax
-assert not {"lavajax.tasks.sine", "flax.nnx"} & sys.modules.keys()
+assert not {"lavajax.tasks.sine", "lavajax.methods.tnp", "flax.nnx"} & sys.modules.keys()
 names = [name for name in dir(lavajax) if not name.startswith("_")]
-assert len(names) == len(set(names)) and "Sine" in names and "cartpole_forces" in names
+assert len(names) == len(set(names)) and {"Sine", "cartpole_forces", "Tnp"} < set(names)
 assert all(getattr(lavajax, name) for name in names)
 from lavajax import Table, tasks
 assert Table is tasks.table.Table

@@ -20,33 +20,11 @@ from lavajax.losses import GaussianNll as GaussianNll
 from lavajax.losses import Huber as Huber
 from lavajax.losses import Loss as Loss
 from lavajax.losses import SquaredError as SquaredError
-from lavajax.methods.alpaca import Alpaca as Alpaca
-from lavajax.methods.anil import Anil as Anil
-from lavajax.methods.attentive_cnp import AttentiveCnp as AttentiveCnp
 from lavajax.methods.base import Method as Method
-from lavajax.methods.bmaml import Bmaml as Bmaml
-from lavajax.methods.cavia import Cavia as Cavia
-from lavajax.methods.cnp import Cnp as Cnp
-from lavajax.methods.dkt import Dkt as Dkt
-from lavajax.methods.hyper_network import HyperNetwork as HyperNetwork
-from lavajax.methods.imaml import IMaml as IMaml
-from lavajax.methods.imaml import IMamlDiagnostics as IMamlDiagnostics
 from lavajax.methods.lava import Lava as Lava
 from lavajax.methods.lava import lava_bayesian as lava_bayesian
 from lavajax.methods.lava import lava_converged as lava_converged
 from lavajax.methods.lava_general import LavaDiagnostics as LavaDiagnostics
-from lavajax.methods.llama import Llama as Llama
-from lavajax.methods.maml import Maml as Maml
-from lavajax.methods.meta_mix import MetaMix as MetaMix
-from lavajax.methods.meta_sgd import MetaSgd as MetaSgd
-from lavajax.methods.platipus import Platipus as Platipus
-from lavajax.methods.reptile import Reptile as Reptile
-from lavajax.methods.ridge import Ridge as Ridge
-from lavajax.methods.tnp import Tnp as Tnp
-from lavajax.methods.vfml import Vfml as Vfml
-from lavajax.methods.vr_maml import VrMaml as VrMaml
-from lavajax.methods.vr_maml import vr_maml_released as vr_maml_released
-from lavajax.methods.vr_maml import vr_maml_tuned as vr_maml_tuned
 from lavajax.models.base import Model as Model
 from lavajax.models.conv import Conv4 as Conv4
 from lavajax.models.flax import NNX as NNX
@@ -78,6 +56,28 @@ from lavajax.units import Columns as Columns
 from lavajax.units import Units as Units
 
 if _TYPE_CHECKING:
+    from lavajax.methods.alpaca import Alpaca as Alpaca
+    from lavajax.methods.anil import Anil as Anil
+    from lavajax.methods.attentive_cnp import AttentiveCnp as AttentiveCnp
+    from lavajax.methods.bmaml import Bmaml as Bmaml
+    from lavajax.methods.cavia import Cavia as Cavia
+    from lavajax.methods.cnp import Cnp as Cnp
+    from lavajax.methods.dkt import Dkt as Dkt
+    from lavajax.methods.hyper_network import HyperNetwork as HyperNetwork
+    from lavajax.methods.imaml import IMaml as IMaml
+    from lavajax.methods.imaml import IMamlDiagnostics as IMamlDiagnostics
+    from lavajax.methods.llama import Llama as Llama
+    from lavajax.methods.maml import Maml as Maml
+    from lavajax.methods.meta_mix import MetaMix as MetaMix
+    from lavajax.methods.meta_sgd import MetaSgd as MetaSgd
+    from lavajax.methods.platipus import Platipus as Platipus
+    from lavajax.methods.reptile import Reptile as Reptile
+    from lavajax.methods.ridge import Ridge as Ridge
+    from lavajax.methods.tnp import Tnp as Tnp
+    from lavajax.methods.vfml import Vfml as Vfml
+    from lavajax.methods.vr_maml import VrMaml as VrMaml
+    from lavajax.methods.vr_maml import vr_maml_released as vr_maml_released
+    from lavajax.methods.vr_maml import vr_maml_tuned as vr_maml_tuned
     from lavajax.tasks.air_quality import AirQuality as AirQuality
     from lavajax.tasks.cartpole import Cartpole as Cartpole
     from lavajax.tasks.cartpole import cartpole_forces as cartpole_forces
@@ -98,18 +98,38 @@ if _TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Ready-made tasks are imported when first used: adapting on data of one's own needs none of them.
-_TASKS = {
+# Other methods than LAVA, and ready-made tasks, are imported when first used: adapting with LAVA on
+# data of one's own needs none of them.
+_LATER = {
     name: module
     for module, names in {
-        "air_quality": ("AirQuality",),
-        "cartpole": ("Cartpole", "cartpole_forces"),
-        "dynamics": ("FitzHughNagumo", "MassSpring", "Pendulum", "VanDerPol"),
-        "images": ("MiniImageNet", "Omniglot"),
-        "radio": ("Radio", "SyntheticFm"),
-        "sine": ("Sine",),
-        "table": ("Table", "TableTasks"),
-        "variants": ("FixedTasks", "NoisyLabels", "VaryingShots"),
+        "methods.alpaca": ("Alpaca",),
+        "methods.anil": ("Anil",),
+        "methods.attentive_cnp": ("AttentiveCnp",),
+        "methods.bmaml": ("Bmaml",),
+        "methods.cavia": ("Cavia",),
+        "methods.cnp": ("Cnp",),
+        "methods.dkt": ("Dkt",),
+        "methods.hyper_network": ("HyperNetwork",),
+        "methods.imaml": ("IMaml", "IMamlDiagnostics"),
+        "methods.llama": ("Llama",),
+        "methods.maml": ("Maml",),
+        "methods.meta_mix": ("MetaMix",),
+        "methods.meta_sgd": ("MetaSgd",),
+        "methods.platipus": ("Platipus",),
+        "methods.reptile": ("Reptile",),
+        "methods.ridge": ("Ridge",),
+        "methods.tnp": ("Tnp",),
+        "methods.vfml": ("Vfml",),
+        "methods.vr_maml": ("VrMaml", "vr_maml_released", "vr_maml_tuned"),
+        "tasks.air_quality": ("AirQuality",),
+        "tasks.cartpole": ("Cartpole", "cartpole_forces"),
+        "tasks.dynamics": ("FitzHughNagumo", "MassSpring", "Pendulum", "VanDerPol"),
+        "tasks.images": ("MiniImageNet", "Omniglot"),
+        "tasks.radio": ("Radio", "SyntheticFm"),
+        "tasks.sine": ("Sine",),
+        "tasks.table": ("Table", "TableTasks"),
+        "tasks.variants": ("FixedTasks", "NoisyLabels", "VaryingShots"),
     }.items()
     for name in names
 }
@@ -117,13 +137,13 @@ _TASKS = {
 if not _TYPE_CHECKING:  # else a misspelt name would pass for one of these
 
     def __getattr__(name: str) -> object:
-        if name not in _TASKS:
+        if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         import importlib
 
-        globals()[name] = getattr(importlib.import_module(f"lavajax.tasks.{_TASKS[name]}"), name)
+        globals()[name] = getattr(importlib.import_module(f"lavajax.{_LATER[name]}"), name)
         return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_TASKS})
+    return sorted({*globals(), *_LATER})

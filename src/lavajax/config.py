@@ -14,26 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lavajax.losses import CrossEntropy, GaussianNll, Huber, SquaredError
-from lavajax.methods.alpaca import Alpaca
-from lavajax.methods.anil import Anil
-from lavajax.methods.attentive_cnp import AttentiveCnp
-from lavajax.methods.bmaml import Bmaml
-from lavajax.methods.cavia import Cavia
-from lavajax.methods.cnp import Cnp
-from lavajax.methods.dkt import Dkt
-from lavajax.methods.hyper_network import HyperNetwork
-from lavajax.methods.imaml import IMaml
 from lavajax.methods.lava import Lava
-from lavajax.methods.llama import Llama
-from lavajax.methods.maml import Maml
-from lavajax.methods.meta_mix import MetaMix
-from lavajax.methods.meta_sgd import MetaSgd
-from lavajax.methods.platipus import Platipus
-from lavajax.methods.reptile import Reptile
-from lavajax.methods.ridge import Ridge
-from lavajax.methods.tnp import Tnp
-from lavajax.methods.vfml import Vfml
-from lavajax.methods.vr_maml import VrMaml
 from lavajax.models.conv import Conv4
 from lavajax.models.mlp import MLP
 from lavajax.subspace import Context, Full, Head
@@ -43,7 +24,26 @@ from lavajax.validate import nearest
 
 @functools.cache
 def classes() -> dict[str, Any]:
-    """The classes that a record may name; those of tasks are imported at the first call."""
+    """The classes that a record may name, most of which are imported at the first call."""
+    from lavajax.methods.alpaca import Alpaca
+    from lavajax.methods.anil import Anil
+    from lavajax.methods.attentive_cnp import AttentiveCnp
+    from lavajax.methods.bmaml import Bmaml
+    from lavajax.methods.cavia import Cavia
+    from lavajax.methods.cnp import Cnp
+    from lavajax.methods.dkt import Dkt
+    from lavajax.methods.hyper_network import HyperNetwork
+    from lavajax.methods.imaml import IMaml
+    from lavajax.methods.llama import Llama
+    from lavajax.methods.maml import Maml
+    from lavajax.methods.meta_mix import MetaMix
+    from lavajax.methods.meta_sgd import MetaSgd
+    from lavajax.methods.platipus import Platipus
+    from lavajax.methods.reptile import Reptile
+    from lavajax.methods.ridge import Ridge
+    from lavajax.methods.tnp import Tnp
+    from lavajax.methods.vfml import Vfml
+    from lavajax.methods.vr_maml import VrMaml
     from lavajax.tasks.air_quality import AirQuality
     from lavajax.tasks.cartpole import Cartpole
     from lavajax.tasks.dynamics import FitzHughNagumo, MassSpring, Pendulum, VanDerPol

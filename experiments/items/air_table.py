@@ -86,8 +86,8 @@ def render(scale: Scale, folders: Folders) -> str:
         "stated. The last rows have no network: linear interpolation; a Gaussian process with a "
         "Matérn-3/2 kernel, whose parameters are fitted to windows of the training years"
         f"{process_note(windows.protocol.test_tasks)}; and the best linear predictor by the second "
-        "moments of training windows, which is about what a head that knows the hour alone can come "
-        "to. "
+        "moments of training windows, which is about what a head that knows the hour alone can "
+        "come to. "
         "Test windows are drawn from all of that year, and overlap. " + describe(windows.protocol),
         show("windows"),
         windows.sampling(),

@@ -43,8 +43,8 @@ def render(scale: Scale, folders: Folders) -> str:
         f"paper has {PAPER_RADIO['Lava']:g} for LAVA and {PAPER_RADIO['Anil']:g} for ANIL. The "
         "last rows have no network: the Gaussian process has a Matérn-3/2 kernel, whose parameters "
         f"are fitted to training signals{process_note(scale.protocol.test_tasks)}; and the best "
-        "linear predictor, by the second moments of training signals, is about what a head can come "
-        "to. " + describe(scale.protocol),
+        "linear predictor, by the second moments of training signals, is about what a head can "
+        "come to. " + describe(scale.protocol),
         f"{cells.show_errors()}\n{cells.show_references(scale.protocol.test_tasks)}".strip(),
         cells.sampling(),
         cells.exceptions(),

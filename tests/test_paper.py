@@ -177,7 +177,7 @@ def test_a_training_on_files_is_that_of_their_content(tmp_path):
 
 
 def test_every_result_in_the_repository_is_one_that_would_not_be_computed_again(tmp_path):
-    from paper import ITEMS
+    from paper import ITEMS, with_needed
     from protocols import Scale
     from works import Folders
 
@@ -186,7 +186,7 @@ def test_every_result_in_the_repository_is_one_that_would_not_be_computed_again(
     assert kept
     scale, found = Scale(extended=True, times=True), set()
     for name, item in ITEMS.items():
-        for work in item.works(scale):
+        for work in with_needed(item.works(scale)):
             if work.result(folders) is not None:
                 found.add(folders.cells(name)._file(work.name).relative_to(folders.results))
     assert kept == found

@@ -54,8 +54,8 @@ class Job:
         """All that the result depends on."""
         row: dict[str, Any] = {"optimizer": self.row.optimizer, "rates": self.row.rates}
         row |= {"method": to_json(self.row.method), "searched": self.row.searched}
-        if self.row.inner_rates:
-            row["inner_rates"] = self.row.inner_rates
+        if self.row.also:
+            row["also"] = self.row.also
         return {
             "row": row,
             "task": to_json(self.task),
@@ -128,8 +128,9 @@ class Job:
         chosen, method = self.work.result(folders)["chosen"], self.row.method
         if self.row.searched:
             method = dataclasses.replace(method, inner_steps=chosen["inner_steps"])
-        if self.row.inner_rates:
-            method = dataclasses.replace(method, inner_rate=chosen["inner_rate"])
+        if self.row.also:
+            name, _ = self.row.also
+            method = dataclasses.replace(method, **{name: chosen[name]})
         return method, chosen["outer_rate"]
 
 
@@ -153,8 +154,9 @@ def _compute(job: Job, folders: Folders) -> dict[str, Any]:
         else:
             break
     chosen = {"inner_steps": getattr(method, "inner_steps", None), "outer_rate": rate}
-    if job.row.inner_rates:
-        chosen["inner_rate"] = method.inner_rate
+    if job.row.also:
+        name, _ = job.row.also
+        chosen[name] = getattr(method, name)
     return {
         "chosen": chosen,
         "given_up": given_up,
@@ -199,8 +201,16 @@ def _ranked(
 
 
 def _label(row: Row, method: Any, rate: float) -> str:
-    inner = f"inner rate {method.inner_rate:g}, " if row.inner_rates else ""
-    return f"S={getattr(method, 'inner_steps', None)}, {inner}rate {rate:g}"
+    also = ""
+    if row.also:
+        name, _ = row.also
+        also = f"{spelt(name)} {getattr(method, name):g}, "
+    return f"S={getattr(method, 'inner_steps', None)}, {also}rate {rate:g}"
+
+
+def spelt(name: str) -> str:
+    """A setting's name as tables show it."""
+    return name.replace("_", " ")
 
 
 def _order(value: float | None, metric: str) -> float:

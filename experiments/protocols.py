@@ -75,7 +75,7 @@ class Row:
         searched: whether the number of inner steps is chosen.
         optimizer: ``"adam"``, or ``"sgd"`` at a constant rate, which is then given.
         rates: outer rates to choose from, where they are not the protocol's.
-        inner_rates: to choose from, where the method's is not learned.
+        also: the name of a further setting, and what it is chosen from.
         paper: whether the paper's tables have this row.
     """
 
@@ -85,7 +85,7 @@ class Row:
     optimizer: Literal["adam", "sgd"] = "adam"
     rates: tuple[float, ...] | None = None
     paper: bool = False
-    inner_rates: tuple[float, ...] = ()
+    also: tuple[str, tuple[float, ...]] | None = None
 
     def candidates(self, protocol: Protocol) -> list[tuple[Any, float]]:
         """The methods and outer rates to choose from."""
@@ -94,11 +94,12 @@ class Row:
         methods = [self.method]
         if self.searched:
             methods = [dataclasses.replace(self.method, inner_steps=s) for s in grid]
-        if self.inner_rates:
+        if self.also:
+            name, values = self.also
             methods = [
-                dataclasses.replace(method, inner_rate=rate)
+                dataclasses.replace(method, **{name: value})
                 for method in methods
-                for rate in self.inner_rates
+                for value in values
             ]
         rates = self.rates or protocol.rates
         return [(method, rate) for method in methods for rate in rates]
@@ -135,7 +136,7 @@ EXTENDED_ROWS = (
     Row("MAML, first order", lavajax.Maml(first_order=True), True),
     Row("Meta-SGD", lavajax.MetaSgd(), True),
     # What trains on 60 points at 0.02 may leave a task of one or two by steps that grow.
-    Row("Reptile", lavajax.Reptile(inner_steps=8), inner_rates=(0.02, 0.005, 0.002)),
+    Row("Reptile", lavajax.Reptile(inner_steps=8), also=("inner_rate", (0.02, 0.005, 0.002))),
     Row("VFML, storm", lavajax.Vfml(variant="storm"), True),
     Row("PLATIPUS", lavajax.Platipus(), True),
     Row("BMAML, head", lavajax.Bmaml(), True),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from comparison import Job
+from comparison import Job, spelt
 from gaussian_process import TEST_TASKS
 from lavajax.config import to_json
 from protocols import EXTENDED_ROWS, PAPER_ROWS, Protocol, Row
@@ -125,8 +125,11 @@ class Table:
                 return ""
             chosen = self.found[row.name, column]["chosen"]
             steps = f"S = {chosen['inner_steps']}, " if row.searched else ""
-            inner = f"inner rate {chosen['inner_rate']:g}, " if row.inner_rates else ""
-            return f"{steps}{inner}rate {chosen['outer_rate']:g}"
+            also = ""
+            if row.also:
+                name, _ = row.also
+                also = f"{spelt(name)} {chosen[name]:g}, "
+            return f"{steps}{also}rate {chosen['outer_rate']:g}"
 
         return self._show("chosen", show)
 
@@ -248,8 +251,9 @@ class Table:
                 parts.append(f"{row.name} is trained by plain SGD")
             if row.rates is not None:
                 parts.append(f"{row.name} has outer rates of {listed(row.rates)}")
-            if row.inner_rates:
-                parts.append(f"{row.name} has inner rates of {listed(row.inner_rates)}")
+            if row.also:
+                name, values = row.also
+                parts.append(f"{row.name} has {spelt(name)}s of {listed(values)}")
             own_steps = hasattr(row.method, "inner_steps") and not row.name.startswith("LAVA")
             if own_steps and not row.searched:
                 parts.append(f"{row.name} has S = {row.method.inner_steps}")

@@ -185,10 +185,10 @@ def test_every_result_in_the_repository_is_one_that_would_not_be_computed_again(
     kept = {file.relative_to(folders.results) for file in folders.results.glob("*/*.json")}
     assert kept
     scale, found = Scale(extended=True, times=True), set()
-    for name, item in ITEMS.items():
+    for item in ITEMS.values():
         for work in with_needed(item.works(scale)):
             if work.result(folders) is not None:
-                found.add(folders.cells(name)._file(work.name).relative_to(folders.results))
+                found.add(folders.cells(work.item)._file(work.name).relative_to(folders.results))
     assert kept == found
 
 
@@ -275,7 +275,7 @@ def test_an_inner_rate_that_is_not_learned_is_chosen_too(paper, tmp_path, monkey
     tiny = lavajax.MLP(hidden=(4,))
     protocol = dataclasses.replace(QUICK, rates=(1e-3, 5e-3))
     plain = Row("Reptile", lavajax.Reptile(tiny, inner_steps=1))
-    row = dataclasses.replace(plain, inner_rates=(0.02, 0.01))
+    row = dataclasses.replace(plain, also=("inner_rate", (0.02, 0.01)))
     monkeypatch.setattr(
         comparison, "_score", lambda _, params, *rest: _Score(params.method.inner_rate)
     )
@@ -291,8 +291,8 @@ def test_an_inner_rate_that_is_not_learned_is_chosen_too(paper, tmp_path, monkey
     assert table.job(row, "N = 2").params(folders, 0).method.inner_rate == 0.01
     assert "| Reptile | inner rate 0.01, rate 0.001 |" in table.show_settings()
     assert "Reptile has inner rates of 0.02, 0.01" in table.exceptions()
-    # A row without them is of the same key as before there were any.
-    assert "inner_rates" not in table.job(plain, "N = 2").key["row"]
+    # A row without it is of the same key as before there were any.
+    assert "also" not in table.job(plain, "N = 2").key["row"]
 
 
 def test_a_choice_that_diverges_in_training_gives_way_to_the_next(paper, tmp_path, monkeypatch):

@@ -13,9 +13,9 @@ import numpy as np
 
 import figures
 import lavajax
-from comparison import DENSITIES, Job
+from comparison import DENSITIES, Job, spelt
 from protocols import EXTENDED_ROWS, Row, Scale
-from tables import section
+from tables import listed, section
 from works import Folders, Work
 
 TITLE = "sine waves with noise: error bars, from no point to many"
@@ -27,15 +27,20 @@ WAVES = lavajax.NoisyLabels(lavajax.Sine(shots=max(SIZES)), STD, "both")
 TASKS = lavajax.VaryingShots(WAVES, SIZES)
 LEVELS = np.linspace(0.05, 0.95, 19)
 LAVA = "LAVA, Bayesian"
-# All that predict a density; those whose noise can be learned learn it.
+# All that predict a density; those whose noise can be learned learn it. How firm the prior is at
+# first matters more here than for exact labels, to the two whose prior is learned by its precision.
 ROWS = (
-    Row(LAVA, lavajax.lava_bayesian()),
-    Row("ALPaCA", lavajax.Alpaca(noise=0.1, learn_noise=True)),
+    Row(LAVA, lavajax.lava_bayesian(), also=("epsilon", (0.1, 10.0, 100.0))),
+    Row(
+        "ALPaCA",
+        lavajax.Alpaca(noise=0.1, learn_noise=True),
+        also=("prior_precision", (1.0, 10.0, 100.0)),
+    ),
     Row("DKT, linear", lavajax.Dkt(kernel="linear", objective="predictive")),
     Row("DKT, RBF", lavajax.Dkt(kernel="rbf", objective="predictive")),
     *(row for row in EXTENDED_ROWS if row.name in ("CNP", "attentive CNP", "TNP-D")),
 )
-QUICK_ROWS = ROWS[:2]
+QUICK_ROWS = tuple(dataclasses.replace(row, also=None) for row in ROWS[:2])
 # Their error bars are of what the points leave open, without the noise: they have no density.
 MORE_ROWS = tuple(row for row in EXTENDED_ROWS if row.name in ("PLATIPUS", "BMAML, head"))
 _GRID = np.linspace(-5, 5, 101)
@@ -162,6 +167,7 @@ def render(scale: Scale, folders: Folders) -> str:
             *("CRPS, and the standard deviation that is predicted", found, "crps"),
             lambda each: f"{each['crps']:.3g}, {each['sharpness']:.3g}",
         ),
+        _firmness(scale, folders),
         "The bars of PLATIPUS and BMAML are those of what the points leave open, without noise."
         if any(row.name in found for row in MORE_ROWS)
         else "",
@@ -171,6 +177,20 @@ def render(scale: Scale, folders: Folders) -> str:
         if bands is not None
         else "",
     )
+
+
+def _firmness(scale: Scale, folders: Folders) -> str:
+    """Where the learned priors start, which the search has chosen."""
+    parts = []
+    for row in _rows(scale):
+        result = _job(scale, row).work.result(folders)
+        if row.also and result is not None:
+            name, values = row.also
+            chosen = f"{result['chosen'][name]:g}"
+            parts.append(f"{row.name}'s {spelt(name)} at {chosen}, of {listed(values)}")
+    if not parts:
+        return ""
+    return f"Chosen by the error on validation tasks, where the prior starts: {'; '.join(parts)}."
 
 
 def _table(corner: str, found: dict[str, Any], score: str, show: Any) -> str:

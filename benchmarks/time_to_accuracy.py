@@ -112,7 +112,7 @@ def train_once(
     source = lavajax.Sine(shots=SHOTS)
     compiling: list[float] = []
     trained = lavajax.train(
-        lavajax.lava_bayesian(),
+        lavajax.lava_bayesian(epsilon=0.1),
         source,
         steps=steps,
         seed=seed,

@@ -112,7 +112,7 @@ def train_once(
     source = lavajax.Sine(shots=SHOTS)
     compiling: list[float] = []
     trained = lavajax.train(
-        lavajax.lava_bayesian(epsilon=0.1),
+        lavajax.lava_bayesian(),
         source,
         steps=steps,
         seed=seed,

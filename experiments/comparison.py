@@ -36,6 +36,8 @@ class Job:
         column: name of the column, such as ``N=10``.
         task: setting of the tasks; the file that it may name is in the data folder.
         protocol: of training and scoring.
+        by_density: whether what the protocol leaves open is chosen by the negative log density of
+            validation tasks, and not by the error.
     """
 
     item: str
@@ -43,6 +45,7 @@ class Job:
     column: str
     task: Any
     protocol: Protocol
+    by_density: bool = False
 
     @property
     def name(self) -> str:
@@ -60,6 +63,7 @@ class Job:
             "row": row,
             "task": to_json(self.task),
             "protocol": dataclasses.asdict(self.protocol),
+            **self.criterion,
         }
 
     @property
@@ -90,6 +94,11 @@ class Job:
     def metric(self) -> str:
         """``mse``, or ``accuracy``, of which more is better."""
         return self.row.method.point_loss.metric_name
+
+    @property
+    def criterion(self) -> dict[str, str]:
+        """The part of keys that says by what is chosen, where it is not by the metric."""
+        return {"chosen by": "nll"} if self.by_density else {}
 
     @property
     def data(self) -> str | None:
@@ -168,32 +177,34 @@ def _compute(job: Job, folders: Folders) -> dict[str, Any]:
 def _ranked(
     job: Job, folders: Folders, source: Any
 ) -> tuple[list[tuple[Any, float]], dict[str, float | None]]:
-    """The candidates by their error on validation tasks; with a single one, no search."""
+    """The candidates by their score on validation tasks; with a single one, no search."""
     candidates = job.row.candidates(job.protocol)
     if len(candidates) == 1:
         return candidates, {}
     errors: dict[str, float | None] = {}
-    pieces = folders.pieces(job.item)
+    pieces, score = folders.pieces(job.item), "nll" if job.by_density else job.metric
     for method, rate in candidates:
 
         def search(method: Any = method, rate: float = rate) -> dict[str, float | None]:
             try:
                 params = _train(job, source, method, rate, steps=job.protocol.search_steps).params
             except FloatingPointError:  # diverged: the worst choice there is
-                return {job.metric: None}
-            error = _score(source, params, "validation", job.protocol.validation_tasks).mean
-            return {job.metric: error if np.isfinite(error) else None}
+                return {score: None}
+            found = _score(source, params, "validation", job.protocol.validation_tasks)
+            value = found.mean if score == job.metric else _mean(found.nll)
+            return {score: value if value is not None and np.isfinite(value) else None}
 
         label, protocol = _label(job.row, method, rate), job.protocol
         key = _key(job, folders, method, rate) | {
             "steps": protocol.search_steps,
             "validation_tasks": protocol.validation_tasks,
+            **job.criterion,
         }
         found = pieces.compute(f"{job.name} search {label}", key, search)
-        errors[label] = found[job.metric]
+        errors[label] = found[score]
 
     def order(candidate: tuple[Any, float]) -> float:
-        return _order(errors[_label(job.row, *candidate)], job.metric)
+        return _order(errors[_label(job.row, *candidate)], score)
 
     ranked = sorted(candidates, key=order)
     # What has diverged already is tried no more, unless all have.

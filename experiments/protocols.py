@@ -120,6 +120,7 @@ PAPER_ROWS = (
     Row("LAVA, learned epsilon", lavajax.Lava(learn_epsilon=True)),
     Row("LAVA, converged", lavajax.lava_converged()),
     Row("LAVA, Bayesian", lavajax.lava_bayesian()),
+    Row("LAVA, Bayesian, firm", lavajax.lava_bayesian(epsilon=10.0)),
     Row("LAVA, context", lavajax.Lava(subspace=CONTEXT)),
     Row("LAVA, context, at prior", lavajax.Lava(subspace=CONTEXT, curvature_at="prior")),
     Row("LAVA, all weights", lavajax.Lava(subspace=FULL)),
@@ -127,6 +128,7 @@ PAPER_ROWS = (
 )
 _SINE_ALONE = (
     *("LAVA, learned epsilon", "LAVA, context", "LAVA, context, at prior", "LAVA, all weights"),
+    "LAVA, Bayesian, firm",
 )
 COMPARED_ROWS = tuple(row for row in PAPER_ROWS if row.name not in _SINE_ALONE)
 """What the tables beyond sine waves compare."""

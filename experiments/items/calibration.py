@@ -30,11 +30,11 @@ LAVA = "LAVA, Bayesian"
 # All that predict a density; those whose noise can be learned learn it. How firm the prior is at
 # first matters more here than for exact labels, to the two whose prior is learned by its precision.
 ROWS = (
-    Row(LAVA, lavajax.lava_bayesian(), also=("epsilon", (0.1, 10.0, 100.0))),
+    Row(LAVA, lavajax.lava_bayesian(), also=("epsilon", (0.1, 10.0, 100.0, 1000.0))),
     Row(
         "ALPaCA",
         lavajax.Alpaca(noise=0.1, learn_noise=True),
-        also=("prior_precision", (1.0, 10.0, 100.0)),
+        also=("prior_precision", (1.0, 10.0, 100.0, 1000.0)),
     ),
     Row("DKT, linear", lavajax.Dkt(kernel="linear", objective="predictive")),
     Row("DKT, RBF", lavajax.Dkt(kernel="rbf", objective="predictive")),
@@ -56,7 +56,9 @@ def _rows(scale: Scale) -> tuple[Row, ...]:
 
 
 def _job(scale: Scale, row: Row) -> Job:
-    return Job(NAME, row, "trained", TASKS, dataclasses.replace(scale.protocol, seeds=3))
+    # Those without a density are chosen by their error.
+    protocol = dataclasses.replace(scale.protocol, seeds=3)
+    return Job(NAME, row, "trained", TASKS, protocol, by_density=row not in MORE_ROWS)
 
 
 def works(scale: Scale) -> list[Work]:
@@ -190,7 +192,7 @@ def _firmness(scale: Scale, folders: Folders) -> str:
             parts.append(f"{row.name}'s {spelt(name)} at {chosen}, of {listed(values)}")
     if not parts:
         return ""
-    return f"Chosen by the error on validation tasks, where the prior starts: {'; '.join(parts)}."
+    return f"Chosen by the density of validation tasks, where the prior starts: {'; '.join(parts)}."
 
 
 def _table(corner: str, found: dict[str, Any], score: str, show: Any) -> str:

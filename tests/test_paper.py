@@ -9,6 +9,7 @@ from pathlib import Path
 
 import chex
 import jax
+import numpy as np
 import pytest
 
 import lavajax
@@ -293,6 +294,33 @@ def test_an_inner_rate_that_is_not_learned_is_chosen_too(paper, tmp_path, monkey
     assert "Reptile has inner rates of 0.02, 0.01" in table.exceptions()
     # A row without it is of the same key as before there were any.
     assert "also" not in table.job(plain, "N = 2").key["row"]
+
+
+def test_error_bars_are_chosen_by_their_density(paper, tmp_path, monkeypatch):
+    import dataclasses
+
+    import comparison
+    from comparison import Job
+    from protocols import QUICK, Row
+    from works import Folders
+
+    method = lavajax.lava_bayesian(model=lavajax.MLP(hidden=(4,)))
+    row = Row("LAVA", method, also=("noise", (0.1, 0.2)))
+    job = Job("sine", row, "N = 2", lavajax.Sine(shots=2), dataclasses.replace(QUICK, seeds=1))
+    score = comparison._score
+
+    def opposed(source, params, *rest):  # what has the lower error has the lower density too
+        noise, found = params.method.noise, score(source, params, *rest)
+        return dataclasses.replace(found, nll=np.full(20, noise), values=np.full(20, 1 / noise))
+
+    monkeypatch.setattr(comparison, "_score", opposed)
+    folders = Folders(tmp_path / "results", tmp_path / "work")
+    assert job.work.do(folders)["chosen"]["noise"] == 0.2
+    by_density = dataclasses.replace(job, by_density=True)
+    assert by_density.key != job.key
+    found = by_density.work.do(folders)
+    assert found["chosen"]["noise"] == 0.1
+    assert list(found["validation"].values()) == pytest.approx([0.1, 0.2])
 
 
 def test_a_choice_that_diverges_in_training_gives_way_to_the_next(paper, tmp_path, monkeypatch):

@@ -341,9 +341,9 @@ def lava_bayesian(**settings: Any) -> Lava:
     Bayesian linear regression in a head, with learned noise and a learned prior variance; training
     by the density of the query often lowers the error of the mean too.
 
-    It is worth trying ``epsilon=10.0``, a prior that is firm at first, so that what a task needs has
-    to grow in the features: long training on sine waves then ends at half to three quarters of the
-    error, but on air quality, where it is less stable, at a somewhat higher one.
+    It is worth trying ``epsilon=10.0``, a prior that is firm at first, so that what a task needs
+    has to grow in the features. Long training on sine waves then ends at a lower error, but on air
+    quality at a higher one.
 
     Args:
         **settings: any other field of ``Lava``.

@@ -52,6 +52,11 @@ What is behind the numbers:
   of it. With a linear kernel it is ALPaCA trained so.
 - **Neural processes** know how sure they are, and are ten to a thousand times less exact from N = 2
   on: they adapt no parameters, and what they say of a task passes through an encoding.
+- **Reptile** learns from all 60 points of a task together, and its start becomes as curved as its
+  steps can bear: at an inner rate of 0.02, which is stable up to a curvature of 100, the loss of 60
+  points had 68 after 1,000 outer steps, and that of a single point up to 540. From one point the
+  steps grow, on some tasks without bound, at every inner rate; a smaller one is answered by a start
+  that is more curved.
 - **Methods that move all weights by gradient steps are brittle here**: VFML, MetaMix and VR-MAML
   diverge in training at most settings of 5 inner steps, and at N = 2 already of 3.
 """

@@ -27,8 +27,8 @@ WAVES = lavajax.NoisyLabels(lavajax.Sine(shots=max(SIZES)), STD, "both")
 TASKS = lavajax.VaryingShots(WAVES, SIZES)
 LEVELS = np.linspace(0.05, 0.95, 19)
 LAVA = "LAVA, Bayesian"
-# All that predict a density; those whose noise can be learned learn it. How firm the prior is at
-# first matters more here than for exact labels, to the two whose prior is learned by its precision.
+# All that predict a density; those whose noise can be learned learn it. The two with a prior over
+# weights end where its start lets them.
 ROWS = (
     Row(LAVA, lavajax.lava_bayesian(), also=("epsilon", (0.1, 10.0, 100.0, 1000.0))),
     Row(

@@ -62,6 +62,10 @@ What is behind the numbers:
   points had 68 after 1,000 outer steps, and that of a single point up to 540. From one point the
   steps grow, on some tasks without bound, at every inner rate; a smaller one is answered by a start
   that is more curved.
+- **First-order gradients do not suffice where all weights move.** `MAML, first order` and `VFML,
+  storm` learn as if the inner steps did not turn with the start. With two steps or more most
+  settings diverge or do worse than one, and one step is what `VFML, storm` is left with at every N;
+  where first-order MAML takes one too, at N = 1 and 2, they are equal.
 - **Methods that move all weights by gradient steps are brittle here**: VFML, MetaMix and VR-MAML
   diverge in training at most settings of 5 inner steps, and at N = 2 already of 3.
 """

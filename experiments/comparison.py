@@ -9,6 +9,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,11 +213,15 @@ def _ranked(
 
 
 def _label(row: Row, method: Any, rate: float) -> str:
-    also = ""
-    if row.also:
-        name, _ = row.also
-        also = f"{spelt(name)} {getattr(method, name):g}, "
-    return f"S={getattr(method, 'inner_steps', None)}, {also}rate {rate:g}"
+    return f"S={getattr(method, 'inner_steps', None)}, {further(row, vars(method))}rate {rate:g}"
+
+
+def further(row: Row, settings: Mapping[str, Any]) -> str:
+    """The further setting that a row chooses, as a part of a list: ``"epsilon 10, "``, or ""."""
+    if row.also is None:
+        return ""
+    name, _ = row.also
+    return f"{spelt(name)} {settings[name]:g}, "
 
 
 def spelt(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from comparison import Job, spelt
+from comparison import Job, further, spelt
 from gaussian_process import TEST_TASKS
 from lavajax.config import to_json
 from protocols import EXTENDED_ROWS, PAPER_ROWS, Protocol, Row
@@ -125,11 +125,7 @@ class Table:
                 return ""
             chosen = self.found[row.name, column]["chosen"]
             steps = f"S = {chosen['inner_steps']}, " if row.searched else ""
-            also = ""
-            if row.also:
-                name, _ = row.also
-                also = f"{spelt(name)} {chosen[name]:g}, "
-            return f"{steps}{also}rate {chosen['outer_rate']:g}"
+            return f"{steps}{further(row, chosen)}rate {chosen['outer_rate']:g}"
 
         return self._show("chosen", show)
 

@@ -1,86 +1,17 @@
-"""Losses of a single point, each with the curvature that Gauss-Newton needs.
-
-Every function here takes one point; callers ``vmap``. Reductions over points are the methods'
-business (the mean), reductions over outputs are the loss's own.
-"""
+"""Losses of real targets."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal, Protocol
+from typing import Literal
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lavajax import validate
+from lavajax.losses.base import Loss
 from lavajax.types import Array
-
-
-class Loss(Protocol):
-    """The loss of one point, as a function of the model's k outputs there."""
-
-    @property
-    def metric_name(self) -> str:
-        """What ``metric`` reports, in lower case: ``mse``, ``accuracy``."""
-
-    def out_dim(self, y_shape: tuple[int, ...]) -> int:
-        """k, the outputs that a model needs for targets of shape ``y_shape`` per point.
-
-        Raises:
-            ValueError: targets of this shape do not fit the loss.
-        """
-
-    def cast(self, y: Array, dtype: jnp.dtype) -> Array:
-        """Targets in the dtype that ``value`` computes with, for outputs of dtype ``dtype``.
-
-        Raises:
-            ValueError: the targets are of a kind that the loss cannot use.
-        """
-
-    def check(self, y: np.ndarray) -> None:
-        """Looks at concrete targets ``[N, ...]``; padding has been removed.
-
-        Raises:
-            ValueError: a target is impossible, such as a label out of range.
-        """
-
-    def value(self, outputs: Array, y: Array) -> Array:
-        """The loss of outputs ``[k]`` at target ``y``, a scalar.
-
-        Reverse mode must differentiate it twice, three times for exact Hessians in training; it may
-        have a rule of its own, ``jax.custom_vjp``, whose backward pass then must. Nothing takes it
-        forward.
-        """
-
-    def mean(self, outputs: Array) -> Array:
-        """The predicted mean ``[k]`` of the targets, given outputs ``[k]``."""
-
-    def metric(self, mean: Array, y: Array) -> Array:
-        """What is reported for a predicted mean ``[k]`` at target ``y``, a scalar."""
-
-    def factor(self, outputs: Array, y: Array) -> Array:
-        """S ``[k, r]``, with S S^T the curvature in the outputs ``[k]`` at target ``y``.
-
-        It is d2 value / d outputs2 where that is never negative; elsewhere its mean over targets
-        that follow the prediction, the Fisher information.
-        """
-
-    def constant_curvature(self, k: int) -> float | None:
-        """c where d2 value / d outputs2 = c I everywhere, which closed forms need; else None."""
-
-
-def constant_curvature(loss: Loss, k: int) -> float:
-    """c of a loss that has a constant curvature.
-
-    Raises:
-        ValueError: it has none.
-    """
-    c = loss.constant_curvature(k)
-    if c is None:
-        raise ValueError(f"point_loss must have a constant curvature here, got {loss!r}")
-    return c
 
 
 def _vector_size(y_shape: tuple[int, ...], loss: str) -> int:
@@ -292,93 +223,6 @@ class GaussianNll:
         k, variance = y.shape[0], self.noise(outputs)
         share = (variance - self.min_std**2) / variance
         return jnp.diag(jnp.concatenate([1 / jnp.sqrt(k * variance), share / math.sqrt(2 * k)]))
-
-    def constant_curvature(self, k: int) -> None:
-        """None: the curvature depends on the outputs."""
-        del k
-
-
-@dataclasses.dataclass(frozen=True)
-class CrossEntropy:
-    """Cross-entropy of integer labels under a softmax of the outputs (logits).
-
-    Attributes:
-        classes: number of classes C; labels are 0 to C - 1 and k = C.
-    """
-
-    classes: int = 5
-
-    def __post_init__(self) -> None:
-        validate.integer(self, "classes", minimum=2)
-
-    @property
-    def metric_name(self) -> str:
-        """``accuracy``, between 0 and 1."""
-        return "accuracy"
-
-    def out_dim(self, y_shape: tuple[int, ...]) -> int:
-        """C, for scalar labels.
-
-        Raises:
-            ValueError: a label is not a scalar.
-        """
-        if y_shape != ():
-            raise ValueError(
-                f"y must have shape [N], integer labels, for cross-entropy, got one label of "
-                f"shape {y_shape}"
-            )
-        return self.classes
-
-    def cast(self, y: Array, dtype: jnp.dtype) -> Array:
-        """Labels as int32.
-
-        Raises:
-            ValueError: the labels are not integers.
-        """
-        if not jnp.issubdtype(y.dtype, jnp.integer):
-            raise ValueError(f"y must hold integer labels for cross-entropy, got dtype {y.dtype}")
-        return y.astype(jnp.int32)
-
-    def check(self, y: np.ndarray) -> None:
-        """Labels must lie in 0 to C - 1.
-
-        Raises:
-            ValueError: one does not; the message names the first.
-        """
-        bad = (y < 0) | (y >= self.classes)
-        if bad.any():
-            raise ValueError(f"y must hold labels from 0 to {self.classes - 1}, got {y[bad][0]}")
-
-    def value(self, outputs: Array, y: Array) -> Array:
-        """-log softmax(f)[y], a scalar; NaN for a label out of range."""
-        valid = (y >= 0) & (y < self.classes)
-        loss = jax.nn.logsumexp(outputs) - outputs[jnp.where(valid, y, 0)]
-        # A factor, so that the gradient is NaN too: adaptation sees nothing else of the loss.
-        return loss * jnp.where(valid, 1.0, jnp.nan)
-
-    def one_hot(self, y: Array, dtype: jnp.dtype) -> Array:
-        """Labels ``[N]`` as indicators ``[N, C]``, for methods that regress onto them.
-
-        NaN for a label out of range.
-        """
-        valid = (y >= 0) & (y < self.classes)
-        return jnp.where(valid[:, None], jax.nn.one_hot(y, self.classes, dtype=dtype), jnp.nan)
-
-    def mean(self, outputs: Array) -> Array:
-        """Class probabilities, ``[C]``."""
-        return jax.nn.softmax(outputs)
-
-    def metric(self, mean: Array, y: Array) -> Array:
-        """1 where the most probable class is the label, else 0."""
-        return (jnp.argmax(mean) == y).astype(mean.dtype)
-
-    def factor(self, outputs: Array, y: Array) -> Array:
-        """S = diag(sqrt p) - p sqrt(p)^T, ``[C, C]``, with S S^T = diag(p) - p p^T."""
-        del y
-        p = jax.nn.softmax(outputs)
-        # sqrt(softmax) written so that its gradient stays finite where p underflows.
-        root = jnp.exp(0.5 * jax.nn.log_softmax(outputs))
-        return jnp.diag(root) - p[:, None] * root[None, :]
 
     def constant_curvature(self, k: int) -> None:
         """None: the curvature depends on the outputs."""

@@ -194,6 +194,57 @@ def test_a_real_point_that_is_not_finite_is_refused_and_propagates_under_jit(fie
     assert not np.all(np.isfinite(block))
 
 
+@pytest.mark.parametrize("name", ["imaml", "maml", "ridge"])
+def test_what_is_not_finite_reaches_the_loss_and_the_gradient(name):
+    """No route to the estimate, such as conjugate gradients, may swallow it."""
+    method = METHODS[name]
+    support = points_for(method, N)
+    params = make_params(method, support)
+
+    @jax.jit
+    def loss_and_gradient(y):
+        task = lj.Task(dataclasses.replace(support, y=y), support)
+        loss = lambda v: method.loss(params.replace_learned(v), task, None)  # noqa: E731
+        return jax.value_and_grad(loss)(params.learned)
+
+    assert_finite(loss_and_gradient(support.y))
+    value, gradient = loss_and_gradient(support.y.at[1, 0].set(jnp.nan))
+    assert np.isnan(value)
+    assert not np.isfinite(jax.flatten_util.ravel_pytree(gradient)[0]).all()
+
+
+def test_an_estimate_that_is_not_finite_is_refused_and_propagates_under_jit():
+    params = make_params(lj.Anil(RELU, inner_rate=1e3, inner_steps=20), SUPPORT)
+    refused(r"support must have a finite estimate.*smaller inner rate", SUPPORT, params)
+    assert not np.isfinite(jax.jit(lambda s: lj.adapt(params, s).block)(SUPPORT)).all()
+
+
+def test_an_outcome_of_several_tasks_or_of_another_model_is_refused():
+    """Unseen, its tasks would be taken for outputs or for samples."""
+    two = stack([SUPPORT, make_points(N, seed=8)])
+    for method in (lj.Lava(RELU), lj.Platipus(RELU, samples=3), lj.Cnp(encoder=(8,), encoding=4)):
+        params = make_params(method, SUPPORT)
+        one = lj.adapt(params, SUPPORT)
+        lj.predict(params, one, QUERY.x)
+        lj.predict(params, lj.adapt(params, SUPPORT, key=jax.random.key(0)), QUERY.x)
+        batch = jax.vmap(lambda s, p=params: lj.adapt(p, s))(two)
+        with pytest.raises(ValueError, match="adapted must be of one task of this model"):
+            lj.predict(params, batch, QUERY.x)
+        found = jax.vmap(lambda a, p=params: lj.predict(p, a, QUERY.x).mean)(batch)
+        assert_close(found[0], lj.predict(params, one, QUERY.x).mean, 1e-5)
+    with pytest.raises(ValueError, match="adapted must be of one task of this model"):
+        lj.predict(PARAMS, one, QUERY.x)
+
+
+def test_a_diagnosis_takes_what_adapt_takes():
+    found = lj.diagnose(PARAMS, (np.asarray(SUPPORT.x), np.asarray(SUPPORT.y)))
+    assert found.hessians.shape[0] == N
+    with pytest.raises(ValueError, match="support must have a point to diagnose"):
+        lj.diagnose(PARAMS, (SUPPORT.x[:0], SUPPORT.y[:0]))
+    with pytest.raises(ValueError, match=r"params must be of Lava or IMaml.*Ridge"):
+        lj.diagnose(make_params(lj.Ridge(RELU), SUPPORT), SUPPORT)
+
+
 def test_complex_targets_are_refused():
     refused(r"y must be real, got dtype complex64", (SUPPORT.x, SUPPORT.y + 1j))
 

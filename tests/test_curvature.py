@@ -154,7 +154,9 @@ def test_an_indefinite_precision_is_reported_and_never_solved_in_silence(subspac
     """NaN where nothing can be raised, with its gradient; an error that says what to do else."""
     method, support = indefinite(subspace, solver)
     params = make_params(method, support)
-    with pytest.raises(ValueError, match=r"support must have an estimate.*curvature='ggn'.*eps"):
+    with pytest.raises(
+        ValueError, match=r"support must have a finite estimate.*curvature='ggn'.*eps"
+    ):
         lj.adapt(params, support)
     nothing = dataclasses.replace(support, mask=jnp.zeros(3, bool))
     assert_close(adapt(params, nothing), prior_block(params), 1e-6)

@@ -178,6 +178,25 @@ def test_drawn_functions_have_the_predicted_mean_and_variance(method):
     np.testing.assert_allclose(drawn.std(axis=0), std, rtol=0.07)
 
 
+@pytest.mark.parametrize("subspace", [lj.Head(), lj.Context(2), lj.Full()], ids=str)
+def test_no_input_has_no_prediction(subspace):
+    support = make_points(3)
+    params = make_params(lj.lava_bayesian(model=RELU, subspace=subspace), support)
+    adapted = lj.adapt(params, support)
+    assert lj.predict(params, adapted, support.x[:0]).epistemic.shape == (0, 1)
+    drawn = lj.sample(params, adapted, support.x[:0], jax.random.key(0), number=np.int64(2))
+    assert drawn.shape == (2, 0, 1)
+
+
+def test_parameters_of_float32_keep_their_error_bars_under_float64():
+    support = make_points(3)
+    params = make_params(lj.lava_bayesian(model=RELU, subspace=lj.Context(2)), support)
+    adapted = lj.adapt(params, support)
+    expected = lj.predict(params, adapted, support.x).variance
+    with jax.enable_x64(True):
+        assert_close(lj.predict(params, adapted, support.x).variance, expected, 1e-5)
+
+
 def test_a_draw_is_one_function_at_all_inputs():
     """Equal inputs, equal values; and what is known by many points does not vary."""
     support = make_points(4, 2)

@@ -144,6 +144,33 @@ def test_padded_queries_stay_out_of_batch_statistics_in_loss_and_score():
         np.testing.assert_allclose(score(padded), score(query), rtol=1e-5)
 
 
+def test_a_single_query_is_refused_of_a_model_that_normalises_over_the_batch():
+    """All its features would be 0 whatever it is."""
+    params = make_params(lavajax.Lava(model=lavajax.Linen(BatchNormalised())), make_points(4, d=2))
+    adapted = lavajax.adapt(params, make_points(4, d=2))
+    with pytest.raises(ValueError, match=r"x must have at least 2 points.*batch normalisation"):
+        lavajax.predict(params, adapted, jnp.ones((1, 2)))
+    assert lavajax.predict(params, adapted, jnp.ones((2, 2))).mean.shape == (2, 1)
+
+
+def test_a_regulariser_that_float32_cannot_tell_from_none_leaves_an_estimate():
+    """On the features of a network, which are nearly dependent, at once and one by one."""
+    support = lavajax.Sine(shots=20).sample(jax.random.key(0), "test").support
+    for method in (
+        lavajax.Lava(epsilon=1e-9),
+        lavajax.Ridge(learn_ridge=False, ridge=1e-9),
+        lavajax.Alpaca(prior_precision=1e-6),
+        lavajax.lava_bayesian(learn_epsilon=False, epsilon=1e-9),
+    ):
+        params = make_params(method, support)
+        for n in (3, 20):
+            some = jax.tree.map(lambda leaf, n=n: leaf[:n], support)
+            at_once = lavajax.adapt(params, some)
+            one_by_one = lavajax.estimate(params, lavajax.online(params, some))
+            for adapted in (at_once, one_by_one):
+                assert_finite(lavajax.predict(params, adapted, support.x).mean)
+
+
 def test_loss_of_a_bfloat16_network_is_computed_in_float32():
     """Labels keep their digits: bfloat16 could not tell these two apart."""
     method = lavajax.Cavia(model=RELU, subspace=lavajax.Context(3))

@@ -22,6 +22,7 @@ from helpers import (
     with_method,
 )
 from lavajax.inner import descend_monotone, implicit
+from lavajax.methods.base import loss_at, outputs
 
 TINY = lj.MLP(hidden=(4,), activation="tanh")
 FULL = lj.IMaml(TINY, proximal=2.0, inner_steps=400, inner_rate=0.2, cg_steps=60)
@@ -137,6 +138,28 @@ def test_gauss_newton_gradient_is_that_of_the_dense_solve(x64):
     assert_close(actual, expected, 1e-9)
     exact = with_method(params, dataclasses.replace(method, curvature="hessian"))
     assert_different(ravel_pytree(outer_gradient(exact, task))[0], actual, by=1e-3)
+
+
+def test_gauss_newton_of_a_density_is_its_fisher_information(x64):
+    """The Hessian of a heteroscedastic density is indefinite in its outputs."""
+    method = dataclasses.replace(
+        FULL, point_loss=lj.GaussianNll(), inner_steps=5, curvature="ggn", proximal=1.0
+    )
+    support, query = make_points(4), make_points(5, seed=7)
+    params = make_params(method, support)
+    phi, unravel = ravel_pytree(adapt(params, support))
+
+    def f(v):
+        return outputs(method, params, lj.Adapted(unravel(v)), support.x)
+
+    factors = jax.vmap(method.point_loss.factor)(f(phi), support.y)
+    rows = jnp.einsum("nka,nkr->nra", jax.jacobian(f)(phi), factors)
+    ggn = jnp.einsum("nra,nrb->ab", rows, rows) / 4
+    gradient = jax.grad(lambda v: loss_at(method, params, lj.Adapted(unravel(v)), query))(phi)
+    expected = jnp.linalg.solve(jnp.eye(phi.size) + ggn, gradient)
+    actual = ravel_pytree(outer_gradient(params, lj.Task(support, query)))[0]
+    assert_close(actual, expected, 1e-9)
+    assert_different(expected, gradient, by=1e-2)
 
 
 def test_root_of_an_equation_has_the_implicit_derivative(x64):

@@ -117,6 +117,12 @@ def test_values_and_metrics_against_numpy():
         assert loss.metric(loss.mean(F), label) == (label == 2)
 
 
+def test_no_class_is_right_without_probabilities():
+    metric = jax.vmap(lj.CrossEntropy(3).metric)
+    found = metric(jnp.array([[jnp.nan] * 3, [0.2, 0.5, 0.3]]), jnp.array([0, 1]))
+    np.testing.assert_array_equal(found, [np.nan, 1.0])
+
+
 def test_cross_entropy_of_extreme_logits_is_finite_with_its_gradients():
     """Also of the factor, where a probability underflows to 0."""
     loss, f = lj.CrossEntropy(3), jnp.array([300.0, 0.0, -300.0])

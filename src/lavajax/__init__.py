@@ -7,6 +7,7 @@ closed-form step: ``adapted = lavajax.adapt(params, (x, y))``.
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from lavajax.api import adapt as adapt
+from lavajax.api import diagnose as diagnose
 from lavajax.api import predict as predict
 from lavajax.api import sample as sample
 from lavajax.checkpoint import load as load

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lavajax import frame
-from lavajax.methods.base import Method, check_batch, expected_params
+from lavajax import frame, validate
+from lavajax.methods.base import Method, check_batch, expected_params, expected_points
 from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec, Prediction
 
 
@@ -37,13 +37,14 @@ def adapt(
 
     Raises:
         ValueError: shapes do not fit the model; a column is missing or holds anything but numbers;
-            or, outside ``jit``, a real point is NaN or infinite, a label is out of range, or exact
-            Hessians leave no estimate (see ``Lava.curvature``). Under ``jit`` such values, and an
-            estimate of NaN, propagate.
+            or, outside ``jit``, a real point is NaN or infinite, a label is out of range, or there
+            is no finite estimate: exact Hessians left none (see ``Lava.curvature``), inner steps
+            grew without bound, or a system could not be solved. Under ``jit`` such values, and an
+            estimate that is not finite, propagate.
     """
     check_params(params)
-    adapted = _adapt(params.standardised, check_points(params, support), key)
-    _check_estimate(params.method, adapted)
+    adapted, finite = _adapt(params.standardised, check_points(params, support), key)
+    check_estimate(params.method, finite)
     return adapted
 
 
@@ -61,12 +62,13 @@ def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
         probabilities; ``epistemic`` and ``noise`` are None for methods without error bars.
 
     Raises:
-        ValueError: the shape of x does not fit the model, or a column is missing or holds anything
-            but numbers.
+        ValueError: the shape of x does not fit the model, a column is missing or holds anything
+            but numbers, ``adapted`` is not of one task of this model, or x is a single vector for
+            a model with batch normalisation, which leaves nothing of it.
     """
     check_params(params)
-    _check_adapted(adapted)
-    x = _check_x(params, x, "x")
+    _check_adapted(params, adapted)
+    x = _check_query(params, x)
     prediction = _predict(params.standardised, adapted, x)
     return prediction if params.units is None else params.units.restore_prediction(prediction)
 
@@ -89,21 +91,45 @@ def sample(params: MetaParams, adapted: Adapted, x: Any, key: Array, *, number: 
             x does not fit the model.
     """
     check_params(params)
-    _check_adapted(adapted)
+    _check_adapted(params, adapted)
     if adapted.posterior is None or not hasattr(params.method, "sample"):
         raise ValueError(
             "params must be of a method with a posterior of functions, such as Alpaca() or Lava "
             f"with noise, got {params.method!r}"
         )
-    if not isinstance(number, int) or number < 1:
-        raise ValueError(f"number must be an integer of at least 1, got {number}")
-    x = _check_x(params, x, "x")
+    number = validate.whole("number", number, 1)
+    x = _check_query(params, x)
     drawn = _sample(params.standardised, adapted, x, key, number)
     return drawn if params.units is None else params.units.y.restore(drawn)
 
 
+def diagnose(params: MetaParams, support: Points | tuple[Any, Any] | Any) -> Any:
+    """What a method can say of how it adapts to one task: ``Lava`` and ``IMaml`` can.
+
+    Args:
+        params: meta-parameters.
+        support: at least one point, as for ``adapt``.
+
+    Returns:
+        ``LavaDiagnostics`` or ``IMamlDiagnostics``.
+
+    Raises:
+        ValueError: as ``adapt`` does; the method has no diagnosis, or there is no point.
+    """
+    check_params(params)
+    method: Any = params.method
+    if not hasattr(method, "diagnose"):
+        raise ValueError(f"params must be of Lava or IMaml, which have a diagnosis, got {method!r}")
+    support = check_points(params, support)
+    if support.x.shape[0] == 0:
+        raise ValueError("support must have a point to diagnose, got none")
+    return method.diagnose(params.standardised, support)
+
+
 # Without units, which are no concern of the compiled functions: one for all data of a shape.
-_adapt = jax.jit(lambda params, support, key: params.method.adapt(params, support, key=key))
+_adapt = jax.jit(
+    lambda params, support, key: with_finite(params.method.adapt(params, support, key=key))
+)
 _predict = jax.jit(lambda params, adapted, x: params.method.predict(params, adapted, x))
 _sample = jax.jit(
     lambda params, adapted, x, key, number: params.method.sample(params, adapted, x, key, number),
@@ -111,19 +137,76 @@ _sample = jax.jit(
 )
 
 
-def _check_estimate(method: Method, adapted: Adapted) -> None:
-    """Looks at an estimate that may be NaN, where there are values to look at."""
-    why = getattr(method, "why_no_estimate", None)
-    leaves = jax.tree.leaves(adapted.block)
-    if why is None or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+def with_finite(adapted: Adapted) -> tuple[Adapted, Array]:
+    """The outcome, and whether its block is finite: a scalar, for ``check_estimate``."""
+    leaves = [a for a in jax.tree.leaves(adapted.block) if jnp.issubdtype(a.dtype, jnp.inexact)]
+    return adapted, jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
+
+
+def check_estimate(method: Method, finite: Array) -> None:
+    """Requires a finite estimate, where there is a value to look at.
+
+    Raises:
+        ValueError: it is not finite; the message says what may help.
+    """
+    if isinstance(finite, jax.core.Tracer) or finite:
         return
-    if not all(np.isfinite(leaf).all() for leaf in leaves):
-        raise ValueError(f"support must have an estimate, got NaN: {why}")
+    why = getattr(method, "why_no_estimate", None) or (
+        "inner steps grew without bound, a system could not be solved in this precision, or the "
+        "parameters are not finite themselves; a smaller inner rate, a larger regulariser, or "
+        "jax.config.update('jax_enable_x64', True) before the parameters are made may help"
+    )
+    raise ValueError(f"support must have a finite estimate, got NaN or infinity: {why}")
 
 
-def _check_adapted(adapted: Any) -> None:
+def _check_adapted(params: MetaParams, adapted: Any) -> None:
     if not isinstance(adapted, Adapted):
         raise ValueError(f"adapted must be what adapt returned, got {type(adapted).__name__}")
+    found = tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(adapted.block))
+    forms = _block_shapes(params.method, params.spec)
+    if forms and not any(_matches(found, form) for form in forms):
+        raise ValueError(
+            f"adapted must be of one task of this model, with a block of shapes {forms[0]} "
+            f"(None: any), got {found}; for several tasks, vmap predict over them"
+        )
+
+
+_Shapes = tuple[tuple[int | None, ...], ...]
+
+
+def _matches(found: _Shapes, form: _Shapes) -> bool:
+    return len(found) == len(form) and all(
+        len(a) == len(b) and all(n is None or m == n for m, n in zip(a, b, strict=True))
+        for a, b in zip(found, form, strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=128)
+def _block_shapes(method: Method, spec: PointSpec) -> tuple[_Shapes, ...]:
+    """The shapes of a block's leaves, without a key and with one; None for the size of a support.
+
+    Nothing for a method of which they cannot be told without values.
+    """
+    params = expected_params(method, spec)
+
+    def shapes(number: int, key: Array | None) -> _Shapes:
+        support = expected_points(spec, number)
+        adapted = jax.eval_shape(lambda p, s: method.adapt(p, s, key=key), params, support)
+        return tuple(leaf.shape for leaf in jax.tree.leaves(adapted.block))
+
+    forms: list[_Shapes] = []
+    for key in (None, jax.random.key(0)):
+        try:
+            few, more = shapes(2, key), shapes(3, key)
+        except ValueError:  # a stochastic method asks for a key
+            continue
+        form = tuple(
+            tuple(m if m == n else None for m, n in zip(a, b, strict=True))
+            for a, b in zip(few, more, strict=True)
+        )
+        if form not in forms:
+            forms.append(form)
+    return tuple(forms)
 
 
 def check_params(params: Any) -> None:
@@ -217,6 +300,13 @@ def _check_x(params: MetaParams, given: Any, name: str, masked: bool = False) ->
             f"{name} must have shape {_shape(shape)}, as in training, got {x.shape}{hint}"
         )
     return x if params.units is None else params.units.x.standardise(given)
+
+
+def _check_query(params: MetaParams, given: Any) -> Array:
+    """Inputs ``[M, ...]`` to predict at."""
+    x = _check_x(params, given, "x")
+    check_batch(params, x, x.shape[0], "x")
+    return x
 
 
 def _names(params: MetaParams, part: Literal["x", "y"], argument: str) -> tuple[str, ...]:

@@ -178,7 +178,7 @@ def jacobian(
 
     def at_point(theta: PyTree, point: Array, weight: Array) -> tuple[Array, PyTree]:
         f, pull = jax.vjp(lambda t: outputs(t, point), theta)
-        (rows,) = jax.vmap(pull)(weight * jnp.eye(f.shape[0], dtype=f.dtype))
+        (rows,) = jax.vmap(pull)(weight.astype(f.dtype) * jnp.eye(f.shape[0], dtype=f.dtype))
         return f, rows
 
     axes = (0 if fan else None, 0, 0)

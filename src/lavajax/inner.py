@@ -96,9 +96,13 @@ def implicit(
             definite; everything that it depends on is held constant.
         solution: phi, held constant.
         steps: most steps of conjugate gradients, in the backward pass.
+
+    Returns:
+        phi; NaN where F(phi) is not finite, as of a task whose labels are not.
     """
     residual = equation(solution)
     change = jax.tree.map(lambda r: r - lax.stop_gradient(r), residual)  # 0, but for its gradient
     eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(solution))).eps)
     move, _ = cg(slope, change, tol=eps, maxiter=steps)
-    return jax.tree.map(jnp.subtract, solution, move)
+    # Conjugate gradients give 0 for a right-hand side of NaN, which has to be seen.
+    return jax.tree.map(lambda s, m, c: s - m - 0 * c, solution, move, change)

@@ -42,14 +42,15 @@ def solve_gram(rows: Array, rhs: Array, ridge: Array | float) -> Array:
     The derivative is that of the products R (R^T x), and costs n p m: the n x n matrix, whose own
     would cost n n p, is factored and no more.
     """
+    held = lax.stop_gradient(rows)
+    gram = matmul(held, held.T)
+    ridge = ridge + rounding(gram)
 
     def product(x: Array) -> Array:
         inner = matmul(rows.T, x)
         return matmul(rows, inner) + ridge * x
 
-    held, held_ridge = lax.stop_gradient((rows, ridge))
-    gram = add_diagonal(matmul(held, held.T), held_ridge)
-    factor = jax.scipy.linalg.cho_factor(gram, lower=True)
+    factor = jax.scipy.linalg.cho_factor(add_diagonal(gram, lax.stop_gradient(ridge)), lower=True)
     return lax.custom_linear_solve(
         product, rhs, lambda _, b: jax.scipy.linalg.cho_solve(factor, b), symmetric=True
     )
@@ -83,10 +84,17 @@ def log_det_rows(rows: Array, ridge: Array | float, route: Route = "auto") -> Ar
     dual = route == "dual" or (route == "auto" and r < n)
     left = rows if dual else rows.T
     gram = matmul(left, left.T)
-    # Raised by what rounding may take away, so that the matrix can always be factored.
-    rounding = 10 * jnp.finfo(gram.dtype).eps * jnp.trace(gram) / max(gram.shape[0], 1)
-    log_det = log_det_positive(add_diagonal(gram, ridge + rounding))
+    log_det = log_det_positive(add_diagonal(gram, ridge + rounding(gram)))
     return log_det + (n - r) * jnp.log(jnp.asarray(ridge, gram.dtype)) if dual else log_det
+
+
+def rounding(gram: Array) -> Array:
+    """What rounding may take from the eigenvalues of a Gram matrix ``[n, n]``; a scalar constant.
+
+    A regulariser is raised by it: beside one that the dtype can tell from 0 it is nothing, and with
+    any other the matrix can still be factored.
+    """
+    return lax.stop_gradient(jnp.finfo(gram.dtype).eps * jnp.trace(gram))
 
 
 def add_diagonal(matrix: Array, value: Array | float) -> Array:
@@ -128,12 +136,12 @@ def posterior_variance(z: Array, at: Array, route: Route = "auto") -> Array:
     if n == 0:
         return jnp.sum(at**2, axis=-1)
     if route == "dual" or (route == "auto" and n < p):
-        gram = add_diagonal(matmul(z, z.T), 1.0)
-        u = solve_positive(gram, matmul(z, at.T))
+        gram = matmul(z, z.T)
+        u = solve_positive(add_diagonal(gram, 1 + rounding(gram)), matmul(z, at.T))
         r = at.T - matmul(z.T, u)
     else:
-        gram = add_diagonal(matmul(z.T, z), 1.0)
-        r = solve_positive(gram, at.T)
+        gram = matmul(z.T, z)
+        r = solve_positive(add_diagonal(gram, 1 + rounding(gram)), at.T)
         u = matmul(z, r)
     return jnp.sum(r**2, axis=0) + jnp.sum(u**2, axis=0)
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from lavajax.api import check_params, check_points
+from lavajax.api import check_estimate, check_params, check_points, with_finite
 from lavajax.methods.base import Method, expected_params
 from lavajax.sums import Sums
 from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec
@@ -81,15 +81,17 @@ def estimate(params: MetaParams, sums: Sums) -> Adapted:
     """The outcome of adapting to all points at once, for ``predict``.
 
     Raises:
-        ValueError: as in ``online``.
+        ValueError: as in ``online``; or, outside ``jit``, there is no finite estimate.
     """
     _check_method(params)
     _check_sums(params, sums)
-    return _conclude(params.standardised, sums)
+    adapted, finite = _conclude(params.standardised, sums)
+    check_estimate(params.method, finite)
+    return adapted
 
 
 _absorb = jax.jit(lambda params, points: params.method.absorb(params, points))
-_conclude = jax.jit(lambda params, sums: params.method.conclude(params, sums))
+_conclude = jax.jit(lambda params, sums: with_finite(params.method.conclude(params, sums)))
 
 
 @jax.jit

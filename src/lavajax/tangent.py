@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Protocol, TypeGuard
 
@@ -61,14 +62,19 @@ class Rows:
     def matrix(self) -> Array:
         """J as ``[N, k, n]``, parameters in the order of the block's leaves."""
         leaves = jax.tree.leaves(self.rows)
-        return jnp.concatenate([a.reshape(*a.shape[:2], -1) for a in leaves], axis=2)
+        return jnp.concatenate([_flat(a) for a in leaves], axis=2)
 
     def _products(self, spec: str) -> Array:
-        flat = [leaf.reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(self.rows)]
+        flat = [_flat(leaf) for leaf in jax.tree.leaves(self.rows)]
         return functools.reduce(jnp.add, (linalg.einsum(spec, leaf, leaf) for leaf in flat))
 
     def _combinations(self, spec: str, u: Array) -> PyTree:
         return jax.tree.map(lambda leaf: linalg.einsum(spec, u, leaf), self.rows)
+
+
+def _flat(leaf: Array) -> Array:
+    """``[N, k, ...]`` as ``[N, k, n]``, of N = 0 too."""
+    return leaf.reshape(*leaf.shape[:2], math.prod(leaf.shape[2:]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,12 +57,18 @@ def number(
 
 def integer(owner: Any, field: str, *, minimum: int) -> None:
     """Coerces a field to an int of at least ``minimum``."""
-    value = getattr(owner, field)
+    _set(owner, field, whole(_name(owner, field), getattr(owner, field), minimum))
+
+
+def whole(name: str, value: Any, minimum: int) -> int:
+    """An argument as an int of at least ``minimum``; NumPy's integers are some too.
+
+    Raises:
+        ValueError: it is none.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
-        raise ValueError(
-            f"{_name(owner, field)} must be an integer of at least {minimum}, got {value!r}"
-        )
-    _set(owner, field, int(value))
+        raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}")
+    return int(value)
 
 
 def integers(owner: Any, field: str, *, minimum: int) -> None:

@@ -83,8 +83,9 @@ class CrossEntropy:
         return jax.nn.softmax(outputs)
 
     def metric(self, mean: Array, y: Array) -> Array:
-        """1 where the most probable class is the label, else 0."""
-        return (jnp.argmax(mean) == y).astype(mean.dtype)
+        """1 where the most probable class is the label, else 0; NaN without probabilities."""
+        right = (jnp.argmax(mean) == y).astype(mean.dtype)
+        return jnp.where(jnp.any(jnp.isnan(mean)), jnp.nan, right)
 
     def factor(self, outputs: Array, y: Array) -> Array:
         """S = diag(sqrt p) - p sqrt(p)^T, ``[C, C]``, with S S^T = diag(p) - p p^T."""

@@ -7,9 +7,8 @@ import math
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
-from jax import lax
 
-from lavajax import kernels, linalg, network, validate
+from lavajax import kernels, linalg, validate
 from lavajax.losses import Loss, SquaredError
 from lavajax.methods.base import (
     bind_support,
@@ -18,13 +17,14 @@ from lavajax.methods.base import (
     init_network,
     prior_of,
 )
+from lavajax.methods.gaussian_head import head_features, predict_head, sample_head
 from lavajax.methods.head import AtHead, at_head
-from lavajax.methods.noise import learned_noise, noise_variance, outer_loss
+from lavajax.methods.noise import learned_noise, outer_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
 from lavajax.posterior import DensePosterior, Posterior
-from lavajax.subspace import Head, net_of
+from lavajax.subspace import Head
 from lavajax.sums import Sums, solve_head, sums_of
 from lavajax.types import Adapted, Array, MetaParams, Points, Prediction
 
@@ -109,9 +109,7 @@ class Alpaca:
             rows = jnp.zeros((0, prior.shape[0]), prior.dtype)
             return Adapted(prior, Posterior(rows, jnp.ones((), prior.dtype)))
         z, at = self._at_head(params, support)
-        shrink = lax.rsqrt(_unit_with_rounding(jnp.sum(z**2), at.n))
-        z = z * shrink
-        move = linalg.solve_kronecker_head(z, at.residual * shrink, 1.0, self.solver)
+        move = linalg.solve_kronecker_head(z, at.residual, 1.0, self.solver)
         return Adapted(self._moved(params, -move), Posterior(z, jnp.ones((), z.dtype)))
 
     def absorb(self, params: MetaParams, points: Points) -> Sums:
@@ -121,30 +119,25 @@ class Alpaca:
 
     def conclude(self, params: MetaParams, sums: Sums) -> Adapted:
         """What ``adapt`` gives for all points of the sums."""
-        unit = _unit_with_rounding(jnp.trace(sums.features), sums.points)
-        move = solve_head(jnp.zeros_like(sums.curved), sums, unit, 0.0)
-        posterior = DensePosterior.of(sums.features / unit, jnp.ones_like(unit))
-        return Adapted(self._moved(params, move), posterior)
+        move = solve_head(jnp.zeros_like(sums.curved), sums, 1.0, 0.0)
+        one = jnp.ones((), sums.features.dtype)
+        return Adapted(self._moved(params, move), DensePosterior.of(sums.features, one))
 
     def predict(
         self, params: MetaParams, adapted: Adapted, x: Array, *, mask: Array | None = None
     ) -> Prediction:
         """The predictive density at x ``[M, ...]``; see ``Method``."""
-        z = self._features(params, x, mask)
-        variance = adapted.posterior.variance(self._whiten(params, z), self.solver)
-        noise = noise_variance(self, params)
-        mean = z @ adapted.block
-        return Prediction(mean, variance[:, None] * noise, jnp.broadcast_to(noise, mean.shape))
+        z = head_features(self, params, x, mask)
+        at = self._whiten(params, z)
+        return predict_head(self, params, adapted, z, at=at, route=self.solver)
 
     def sample(
         self, params: MetaParams, adapted: Adapted, x: Array, key: Array, number: int
     ) -> Array:
         """Functions drawn from the posterior, at x ``[M, ...]``: ``[number, M, k]``."""
-        z = self._features(params, x, None)
-        sigma = jnp.sqrt(noise_variance(self, params))
-        moves = adapted.posterior.draw(key, (number, sigma.shape[0]), self.solver)
-        at = self._whiten(params, z)
-        return z @ adapted.block + sigma * jnp.einsum("skp,mp->smk", moves, at)
+        z = head_features(self, params, x)
+        at, route = self._whiten(params, z), self.solver
+        return sample_head(self, params, adapted, z, at=at, route=route, key=key, number=number)
 
     loss = outer_loss
     memory = no_memory
@@ -161,10 +154,6 @@ class Alpaca:
         move = linalg.matmul(self._factor(params), move)
         return prior_of(self, params).block + move
 
-    def _features(self, params: MetaParams, x: Array, mask: Array | None) -> Array:
-        fixed = params.fixed["backbone"]
-        return linalg.lift(network.features(self.model, net_of(params), fixed, x, mask))
-
     def _factor(self, params: MetaParams) -> Array:
         """C, ``[P, P]``."""
         raw = linalg.lift(params["prior_factor"])
@@ -173,8 +162,3 @@ class Alpaca:
     def _whiten(self, params: MetaParams, z: Array) -> Array:
         """C^T z for every row, ``[N, P]``."""
         return linalg.matmul(z, self._factor(params))
-
-
-def _unit_with_rounding(trace: Array, n: Array) -> Array:
-    """1, the prior's precision, raised by rounding alone, so that a system can be factored."""
-    return 1 + 10 * jnp.finfo(trace.dtype).eps * trace / n

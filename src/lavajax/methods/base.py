@@ -6,7 +6,7 @@ functions, assigned in the class body (``loss = query_loss``), never by inherita
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -161,7 +161,7 @@ def check_apart(method: NetworkMethod, params: MetaParams) -> None:
         )
 
 
-def check_batch(params: MetaParams, x: Array, real: int) -> None:
+def check_batch(params: MetaParams, x: Array, real: int, name: str = "support") -> None:
     """Requires vectors x ``[N, d]`` of which more than one is real, for batch normalisation.
 
     Raises:
@@ -169,19 +169,24 @@ def check_batch(params: MetaParams, x: Array, real: int) -> None:
     """
     if real == 1 and x.ndim == 2 and "batch_stats" in params.fixed.get("backbone", ()):
         raise ValueError(
-            "support must have at least 2 points for a model with batch normalisation, which makes "
+            f"{name} must have at least 2 points for a model with batch normalisation, which makes "
             "the features of a single one 0 whatever it is, got 1; use layer or group normalisation"
         )
 
 
 def expected_params(method: Method, spec: PointSpec) -> MetaParams:
     """The meta-parameters that a method makes for such points, as shapes and dtypes."""
+    like = expected_points(spec, 2)
+    return jax.eval_shape(method.init, jax.random.key(0), like.x, like.y)
 
-    def example(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((2, *shape), jax.dtypes.canonicalize_dtype(dtype))
 
-    x, y = example(spec.x_shape, spec.x_dtype), example(spec.y_shape, spec.y_dtype)
-    return jax.eval_shape(method.init, jax.random.key(0), x, y)
+def expected_points(spec: PointSpec, number: int) -> Points:
+    """So many points, as shapes and dtypes."""
+
+    def like(shape: tuple[int, ...], dtype: str) -> Any:
+        return jax.ShapeDtypeStruct((number, *shape), jax.dtypes.canonicalize_dtype(dtype))
+
+    return Points(like(spec.x_shape, spec.x_dtype), like(spec.y_shape, spec.y_dtype))
 
 
 def require_key(method: Method, key: Array | None) -> Array:
@@ -244,7 +249,7 @@ def prior_of(method: NetworkMethod, params: MetaParams) -> Adapted:
 
 
 def bind_support(
-    method: NetworkMethod, params: MetaParams, support: Points
+    method: NetworkMethod, params: MetaParams, support: Points, name: str = "support"
 ) -> tuple[Points, Bound]:
     """The support with its padding made harmless, and the outputs there given the block.
 
@@ -252,9 +257,9 @@ def bind_support(
     that an inner loop or a solve makes of it.
 
     Raises:
-        ValueError: batch normalisation would leave nothing of the support.
+        ValueError: batch normalisation would leave nothing of the support, called ``name``.
     """
-    check_batch(params, support.x, support.x.shape[0])
+    check_batch(params, support.x, support.x.shape[0], name)
     support = points.sanitise(support)
     bound = bind(method.subspace, method.model, params, support.x, support.mask)
     return support, bound._replace(prior=inner_start(bound.prior, support))

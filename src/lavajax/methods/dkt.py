@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import ClassVar, Literal
 
+import jax
 import jax.numpy as jnp
 
 from lavajax import kernels, linalg, points, validate
@@ -85,7 +86,8 @@ class Dkt:
         params = init_network(self, key, x, y, {})
         head = params.learned.pop("head")
         params.learned["mean"] = jnp.zeros_like(head[0])
-        params.learned["kernel"] = self._kernel.init(key, head.shape[0] - 1)
+        kernel_key = jax.random.fold_in(key, 1)  # the network has split the key itself
+        params.learned["kernel"] = self._kernel.init(kernel_key, head.shape[0] - 1)
         raw = kernels.unconstrained(self.noise**2, self.noise_floor)
         params.learned["raw_noise"] = scalar(raw)
         return params
@@ -162,10 +164,8 @@ class Dkt:
         """K + sigma^2 I, ``[N, N]``; rows and columns of the identity for padding."""
         matrix = self._kernel.matrix(self._hyper(params), features, features)
         matrix = matrix * real[:, None] * real[None, :]
-        # Noise raised by rounding alone, so that the matrix can always be factored.
-        rounding = 10 * jnp.finfo(matrix.dtype).eps
-        jitter = rounding * jnp.trace(matrix) / jnp.maximum(jnp.sum(real), 1.0)
-        return matrix + jnp.diag(jnp.where(real > 0, self._noise(params) + jitter, 1.0))
+        noise = self._noise(params) + linalg.rounding(matrix)
+        return matrix + jnp.diag(jnp.where(real > 0, noise, 1.0))
 
 
 def _negative_log_density(gram: Array, residual: Array, real: Array) -> Array:

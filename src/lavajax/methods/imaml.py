@@ -66,9 +66,9 @@ class IMaml:
         inner_steps: gradient steps towards phi*; unused by the closed form.
         inner_rate: size of the first one, halved by each that would raise the objective; likewise.
         cg_steps: most steps of conjugate gradients in the outer gradient; likewise.
-        curvature: H of the outer gradient: ``"hessian"``, exact; or ``"ggn"``, the Gauss-Newton
-            matrix, positive semi-definite, and the exact one where the outputs are linear in the
-            block.
+        curvature: H of the outer gradient: ``"hessian"``, exact; or ``"ggn"``, the generalised
+            Gauss-Newton matrix, which is positive semi-definite. For a loss whose ``factor`` is
+            its Hessian it is exact where the outputs are linear in the block.
     """
 
     model: Model = MLP()
@@ -170,19 +170,18 @@ class IMaml:
     def _gauss_newton(
         self, support: Points, bound: Bound, strength: Array | float, block: PyTree
     ) -> Callable[[PyTree], PyTree]:
-        """The product with J^T L'' J + lambda I: J of the outputs, L'' of the mean loss in them."""
-
-        def fit(f: Array) -> Array:
-            return points.mean_loss(self.point_loss, f, support)
-
+        """The product with J^T S S^T J / N + lambda I: J of the outputs, S the loss's factors."""
         # Reverse mode alone, which rules of a user's own (``jax.custom_vjp``) have: J is the
-        # transpose of its transpose, and L'' is symmetric.
+        # transpose of its transpose.
         f, pull = jax.vjp(lambda block: bound.apply(block, bound.inputs, support.mask), block)
         _, push = jax.vjp(lambda u: pull(u)[0], jnp.zeros_like(f))
-        _, bend = jax.vjp(jax.grad(fit), f)
+        factors = jax.vmap(self.point_loss.factor)(f, self.point_loss.cast(support.y, f.dtype))
+        share = points.weights(support, f.dtype) / points.count(support, f.dtype)
 
         def product(move: PyTree) -> PyTree:
-            (curved,) = pull(*bend(*push(move)))
+            (outputs,) = push(move)
+            bent = linalg.einsum("n,nkr,nlr,nl->nk", share, factors, factors, outputs)
+            (curved,) = pull(bent)
             return jax.tree.map(lambda a, b: a + (strength * b).astype(a.dtype), curved, move)
 
         return product

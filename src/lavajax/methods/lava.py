@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from lavajax import linalg, network, validate
+from lavajax import linalg, validate
 from lavajax.curvature import jacobian, point_outputs
 from lavajax.losses import Loss, SquaredError, constant_curvature
 from lavajax.methods.base import (
@@ -23,6 +23,7 @@ from lavajax.methods.base import (
     regulariser,
     scalar,
 )
+from lavajax.methods.gaussian_head import head_features, predict_head, sample_head
 from lavajax.methods.lava_general import adapt_general, diagnose, loss
 from lavajax.methods.lava_head import absorb, adapt_head, conclude
 from lavajax.methods.noise import learned_noise, noise_variance
@@ -30,7 +31,7 @@ from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
 from lavajax.posterior import Posterior
-from lavajax.subspace import Full, Head, Subspace, bind, net_of
+from lavajax.subspace import Full, Head, Subspace, bind
 from lavajax.types import Adapted, Array, MetaParams, Points, Prediction, PyTree
 
 
@@ -47,7 +48,8 @@ class Lava:
 
     For a head under squared error everything is closed form, at the cost of one linear solve of
     size min(N, P), and amounts to a ridge regression onto pseudo-targets. Elsewhere H_i is the
-    generalised Gauss-Newton matrix, equal to the Hessian for a ReLU network, or the exact Hessian.
+    generalised Gauss-Newton matrix, or the exact Hessian. The two are equal for the context or head
+    of a ReLU network, under a loss whose ``factor`` is its Hessian (``GaussianNll``'s is not).
 
     With ``noise`` the predictions have error bars. The loss is then read as the negative log
     density of y under noise of variance sigma_o^2, in units of it, and the regulariser as a prior,
@@ -239,34 +241,35 @@ class Lava:
         """See ``Method``; with ``noise``, with error bars."""
         if self.noise is None:
             return predict_mean(self, params, adapted, x, mask=mask)
-        noise = noise_variance(self, params)
         if self.closed_form:
-            fixed = params.fixed["backbone"]
-            z = linalg.lift(network.features(self.model, net_of(params), fixed, x, mask))
-            mean = z @ adapted.block
-            variance = adapted.posterior.variance(z, self.route)[:, None]
-        else:
-            bound = bind(self.subspace, self.model, params, x, mask)
-            ones = jnp.ones(x.shape[0])
-            mean, at = jacobian(point_outputs(bound), adapted.block, bound.inputs, ones, fan=False)
-            variance = adapted.posterior.variance(at.matrix(), self.route)
+            z = head_features(self, params, x, mask)
+            return predict_head(self, params, adapted, z, at=z, route=self.route)
+        noise = noise_variance(self, params)
+        mean, rows = self._linearised(params, adapted, x, mask)
+        variance = adapted.posterior.variance(rows, self.route)
         return Prediction(mean, variance * noise, jnp.broadcast_to(noise, mean.shape))
 
     def sample(
         self, params: MetaParams, adapted: Adapted, x: Array, key: Array, number: int
     ) -> Array:
         """Functions drawn from the posterior, at x ``[M, ...]``: ``[number, M, k]``."""
-        posterior, sigma = adapted.posterior, jnp.sqrt(noise_variance(self, params))
         if self.closed_form:
-            fixed = params.fixed["backbone"]
-            z = linalg.lift(network.features(self.model, net_of(params), fixed, x))
-            moves = posterior.draw(key, (number, sigma.shape[0]), self.route)
-            return z @ adapted.block + sigma * jnp.einsum("skp,mp->smk", moves, z)
-        bound = bind(self.subspace, self.model, params, x, None)
+            z = head_features(self, params, x)
+            route = self.route
+            return sample_head(self, params, adapted, z, at=z, route=route, key=key, number=number)
+        sigma = jnp.sqrt(noise_variance(self, params))
+        mean, rows = self._linearised(params, adapted, x, None)
+        moves = adapted.posterior.draw(key, (number,), self.route)
+        return mean + sigma * jnp.einsum("sn,mkn->smk", moves, rows)
+
+    def _linearised(
+        self, params: MetaParams, adapted: Adapted, x: Array, mask: Array | None
+    ) -> tuple[Array, Array]:
+        """The outputs at x ``[M, ...]``, ``[M, k]``, and their Jacobian, ``[M, k, n]``."""
+        bound = bind(self.subspace, self.model, params, x, mask)
         ones = jnp.ones(x.shape[0])
-        mean, at = jacobian(point_outputs(bound), adapted.block, bound.inputs, ones, fan=False)
-        moves = posterior.draw(key, (number,), self.route)
-        return mean + sigma * jnp.einsum("sn,mkn->smk", moves, at.matrix())
+        mean, rows = jacobian(point_outputs(bound), adapted.block, bound.inputs, ones, fan=False)
+        return mean, rows.matrix()
 
     absorb = absorb
     conclude = conclude
@@ -287,7 +290,7 @@ class Lava:
             return None
         return (
             "the exact Hessians of its points and epsilon add up to a precision that is not "
-            "positive definite (the eigenvalues of params.method.diagnose(params, support)); "
+            "positive definite (the eigenvalues of lavajax.diagnose(params, support)); "
             "curvature='ggn' always is, or a larger epsilon may do"
         )
 

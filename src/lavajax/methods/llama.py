@@ -91,7 +91,7 @@ class Llama:
 
     def log_det(self, params: MetaParams, adapted: Adapted, query: Points) -> Array:
         """log det(H + tau I), a scalar, of the mean loss of M query points at an adapted block."""
-        query, bound = bind_support(self, params, query)
+        query, bound = bind_support(self, params, query, "query")
         c = self.point_loss.constant_curvature(self.point_loss.out_dim(query.y.shape[1:]))
         if isinstance(self.subspace, Head) and c is not None:
             z = linalg.lift(bound.inputs)

@@ -120,7 +120,7 @@ class Platipus:
 
     def loss(self, params: MetaParams, task: Task, key: Array | None) -> Array:
         """L(phi; Q) + kl_weight KL(q || p), a scalar."""
-        query, bound = bind_support(self, params, task.query)
+        query, bound = bind_support(self, params, task.query, "query")
         objective = support_loss(self, query, bound)
         mean_q = descend(objective, bound.prior, params["gamma_q"], 1, first_order=self.first_order)
         mean_p, refine = self._start(params, task.support)

@@ -359,7 +359,9 @@ def test_groups_that_are_known_keep_their_split_and_all_others_are_for_test():
     assert draw(none, 2, "test").support.x.shape == (2, 4, 2)
     with pytest.raises(ValueError, match=r"split must be one that the table has groups for.*train"):
         none.sample(jax.random.key(0), "train")
-    with pytest.warns(UserWarning, match=r"2 groups for train \('1', '2'\), and none of .*'a', 'b'"):
+    with pytest.warns(
+        UserWarning, match=r"2 groups for train \('1', '2'\), and none of .*'a', 'b'"
+    ):
         TABLE.tasks(later, units=trained.units, known={"train": ["1", "2"]})
     own = TABLE.tasks(later, known={"train": ["i", "j"]})  # standardised by these
     mean = later[later["machine"].isin(["i", "j"])]["load"].mean()

@@ -108,11 +108,13 @@ def _column(table: Any, name: str) -> np.ndarray:
         return column.filled(np.datetime64("NaT"))
     if not np.ma.is_masked(column):
         return column.data
-    return np.where(np.ma.getmaskarray(column), None, column.data.astype(object))
+    values: np.ndarray = column.data.astype(object)
+    values[np.ma.getmaskarray(column)] = None
+    return values
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, (float, np.floating)) and value.is_integer() and abs(value) < 2**53:
+    if isinstance(value, (float, np.floating)) and value.is_integer() and abs(float(value)) < 2**53:
         return str(int(value))
     return str(value)
 

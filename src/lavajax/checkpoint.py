@@ -72,6 +72,10 @@ def load(
     Returns:
         The meta-parameters; with a leading axis of seeds where several were trained together.
 
+    Warns:
+        UserWarning: a part that is given describes itself otherwise than the saved one; or a
+            checkpoint of a run is damaged, as below.
+
     Raises:
         FileNotFoundError: there is nothing at ``path``.
         DamagedError: a file is not what was written (a ``ValueError``); the message names it. In

@@ -123,6 +123,8 @@ def _check_free(path: Path, replace: bool) -> None:
 def _move_in(temporary: Path, path: Path, replace: bool) -> None:
     """Puts a whole folder in the place of an older one, if there is any and ``replace``."""
     if not (replace and path.exists()):
+        with contextlib.suppress(OSError):
+            path.rmdir()  # an empty folder, in whose place not every system puts another
         try:
             temporary.rename(path)
         except OSError as error:

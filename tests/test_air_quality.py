@@ -233,6 +233,14 @@ def test_refusal_comes_through_the_preparation(files, tmp_path):
     assert not list(tmp_path.glob("*/*/1.*"))
 
 
+def test_two_files_of_a_station_are_refused(tmp_path):
+    names = [*map(name_of, STATIONS), "copy/" + name_of("Gucheng")]
+    refuse(
+        write_zip(tmp_path / "two.zip", dict.fromkeys(names, b"")),
+        "holds two of Gucheng: PRSA.* and copy/PRSA",
+    )
+
+
 def test_oversized_member_is_refused_before_it_is_read(tmp_path):
     most = files_of_air._MOST_BYTES
     refuse(

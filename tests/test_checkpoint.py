@@ -7,6 +7,7 @@ import errno
 import json
 import shutil
 import sys
+import warnings
 from pathlib import Path
 
 import flax.linen as nn
@@ -109,6 +110,14 @@ class Net(nn.Module):
     @nn.compact
     def __call__(self, x):
         return nn.Dense(self.width)(nn.relu(nn.Dense(3)(x)))
+
+
+class Leaky(nn.Module):
+    slope: float
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4)(nn.leaky_relu(nn.Dense(3)(x), self.slope))
 
 
 class Other(nnx.Module):
@@ -253,7 +262,13 @@ def test_records_that_do_not_fit_are_refused(tmp_path):
         return lambda record: record["leaves"]["learned/head"].update(entry)
 
     altered(lambda record: None)
-    for broken in ({"seeds": "x"}, {"kind": "models"}, {"leaves": []}, {"spec": {}}):
+    for broken in (
+        {"seeds": "x"},
+        {"method": None},
+        {"kind": "models"},
+        {"leaves": []},
+        {"spec": {}},
+    ):
         with pytest.raises(DamagedError, match=r"config\.json is damaged: it is not the record"):
             altered(lambda record, broken=broken: record.update(broken))
     with pytest.raises(ValueError, match=r"learned/head is \(8, 2\) float32, and .* \(9, 2\)"):
@@ -294,6 +309,22 @@ def test_manifest_of_another_version_or_outside_the_folder_is_refused(tmp_path):
             lavajax.load(tmp_path / "m")
 
 
+def test_manifest_without_its_parts_is_damaged(tmp_path):
+    lavajax.save(params_of(), tmp_path / "m")
+    file = tmp_path / "m" / "manifest.json"
+    plain = {"format": "lavajax", "version": 1}
+    for change in ({}, {"files": []}, {"files": {}}, {"files": {"config.json": 3}}):
+        file.write_text(store._sign({**plain, **change}))
+        with pytest.raises(
+            DamagedError, match=r"manifest\.json is damaged: it (is not the list|does)"
+        ):
+            lavajax.load(tmp_path / "m")
+    for text in (store._sign({"version": 1}), "[]"):
+        file.write_text(text)
+        with pytest.raises(DamagedError, match=r"manifest\.json is damaged: it is not the text"):
+            lavajax.load(tmp_path / "m")
+
+
 def test_huge_json_is_not_read(tmp_path, monkeypatch):
     lavajax.save(params_of(), tmp_path / "m")
     monkeypatch.setattr(store, "_MOST_JSON", 100)
@@ -317,6 +348,29 @@ def test_saved_model_is_replaced_only_when_asked_and_nothing_else_ever(tmp_path)
         with pytest.raises(ValueError, match="is something else"):
             lavajax.save(first, tmp_path / name, overwrite=True)
     assert (tmp_path / "run" / "config.json").read_text() == "{}"
+
+
+def test_a_model_that_another_process_has_saved_meanwhile_stays(tmp_path, monkeypatch):
+    first = params_of()
+    manifest_text = store._manifest_text
+
+    def late(path):
+        """Of the second model, when the first one appears."""
+        monkeypatch.setattr(store, "_manifest_text", manifest_text)
+        lavajax.save(first, tmp_path / "m")
+        return manifest_text(path)
+
+    monkeypatch.setattr(store, "_manifest_text", late)
+    with pytest.raises(ValueError, match="m is in use: it was written by another process"):
+        lavajax.save(params_of(seed=1), tmp_path / "m")
+    assert_same(lavajax.load(tmp_path / "m"), first)
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_saved_folder_has_the_permissions_of_any_new_one(tmp_path):
+    (tmp_path / "new").mkdir()
+    lavajax.save(params_of(), tmp_path / "m")
+    assert (tmp_path / "m").stat().st_mode == (tmp_path / "new").stat().st_mode
 
 
 def test_full_disk_leaves_the_older_model_and_no_rubbish(tmp_path, monkeypatch):
@@ -413,6 +467,23 @@ def test_newest_whole_state_is_used_and_the_damaged_one_named(tmp_path):
     assert restore_state(tmp_path, state).step == 15
 
 
+def test_the_state_just_saved_stays_whatever_its_step(tmp_path):
+    state = start_state(METHOD, SOURCE, TX)
+    for step in (20, 30, 5):
+        save_state(dataclasses.replace(state, step=jnp.int32(step)), tmp_path, keep=2)
+    assert checkpoint.saved_steps(tmp_path) == [30, 5]
+
+
+def test_of_a_state_the_parameters_alone_are_read(tmp_path, monkeypatch):
+    state = start_state(METHOD, SOURCE, TX)
+    save_state(state, tmp_path)
+    read, found = store.read_arrays, []
+    monkeypatch.setattr(store, "read_arrays", lambda *args: found.append(read(*args)) or found[-1])
+    assert_same(lavajax.load(tmp_path), state.params)
+    assert found[0]
+    assert all(name.startswith("params/") for name in found[0])
+
+
 def test_state_of_other_hyperparameters_is_refused(tmp_path, monkeypatch):
     save_state(start_state(METHOD, SOURCE, TX), tmp_path)
     other = start_state(dataclasses.replace(METHOD, epsilon=0.5), SOURCE, TX)
@@ -436,6 +507,24 @@ def test_state_of_other_hyperparameters_is_refused(tmp_path, monkeypatch):
         restore_state(tmp_path, start_state(METHOD, SOURCE, optax.sgd(0.1)))
 
 
+def test_own_parts_that_describe_themselves_otherwise_are_told(tmp_path):
+    """Where a run goes on, and where a method is given to load."""
+
+    def method(slope):
+        return Mine(lavajax.Linen(Leaky(slope)))
+
+    state = start_state(method(0.1), SOURCE, TX)
+    save_state(state, tmp_path)
+    other = start_state(method(0.9), SOURCE, TX)
+    with pytest.warns(UserWarning, match=r"method is saved as .*0\.1.*, and is now .*0\.9"):
+        restore_state(tmp_path, other)
+    with pytest.warns(UserWarning, match=r"method is saved as .*0\.1.*, and is now .*0\.9"):
+        lavajax.load(tmp_path, method=method(0.9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        restore_state(tmp_path, state)
+
+
 def test_what_cannot_be_saved_says_why(tmp_path):
     params = params_of()
     halves = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
@@ -456,6 +545,10 @@ def test_what_is_not_there_says_so(tmp_path):
     (tmp_path / "run" / "config.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match="without any checkpoint"):
         lavajax.load(tmp_path / "run")
+    lavajax.save(params_of(), tmp_path / "m")
+    shutil.rmtree(tmp_path / "m" / "arrays")
+    with pytest.raises(DamagedError, match=r"m/arrays/.* is damaged: it is missing"):
+        lavajax.load(tmp_path / "m")
 
 
 def test_without_orbax_the_error_has_the_command(tmp_path, monkeypatch):

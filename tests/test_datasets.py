@@ -195,6 +195,58 @@ def write_arrays(folder: Path, **changed) -> Path:
     return folder
 
 
+def test_mini_imagenet_splits_of_the_same_classes_are_refused(tmp_path):
+    labels = {split: [f"n{i}" for i in range(n)] for split, n in mini.CLASSES.items()}
+    for split, stem in mini.SPLITS.items():
+        np.savez(tmp_path / f"{stem}.npz", images=[0], labels=labels[split])
+    with pytest.raises(ValueError, match="train and val have 16 in common: n0, n1, n10"):
+        mini.files(tmp_path)
+    for split, stem in mini.SPLITS.items():  # integers, which each split counts from 0
+        np.savez(tmp_path / f"{stem}.npz", images=[0], labels=np.arange(mini.CLASSES[split]))
+    assert len(mini.files(tmp_path)) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*not the published list")
+def test_mini_imagenet_lists_that_repeat_are_refused(tmp_path):
+    rows = {split: rows_of(split) for split in mini.SPLITS}
+    rows["test"][1] = (rows["train"][0][0], rows["test"][1][1])
+    for split, stem in mini.SPLITS.items():
+        (tmp_path / f"{stem}.csv").write_text(as_csv(rows[split]))
+    with pytest.raises(ValueError, match=f"every image once, {rows['train'][0][0]} is there twice"):
+        mini.files(tmp_path)
+    same = [(f"x{name}", label) for name, label in rows["train"]][:32]
+    (tmp_path / "val.csv").write_text(as_csv(same))
+    with pytest.raises(ValueError, match="train and val have 16 in common"):
+        mini.files(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b"\x01\x00\x28\x23" + b"-" * 9000, "must hold plain arrays"),
+        (b"\x01\x00\x28\x23" + b"(" * 9000, "must hold plain arrays"),
+        (b"\x02\x00\xff\xff\xff\xff{", r"version \(2, 0\) of NumPy's format"),
+    ],
+)
+def test_headers_that_are_none_are_refused(header, message, tmp_path):
+    with zipfile.ZipFile(tmp_path / "train.npz", "w") as archive:
+        archive.writestr("images.npy", b"")
+        archive.writestr("labels.npy", b"\x93NUMPY" + header)
+    with pytest.raises(ValueError, match=f"train.npz {message}|train.npz must.*{message}"):
+        next(mini.examples(tmp_path, "train"))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_zips_of_other_methods_are_refused_unread(method, tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as archive:
+        archive.writestr("x.png", b"0" * 99)
+    with (
+        pytest.raises(ValueError, match=f"a.zip has x.png, compressed by method {method}"),
+        base.open_zip(tmp_path / "a.zip", "a.zip"),
+    ):
+        pass
+
+
 def test_mini_imagenet_from_arrays(tmp_path):
     found = load_mini_imagenet(write_arrays(tmp_path), tmp_path / "data")
     assert found.images.shape == (100, 84, 84, 3)

@@ -66,7 +66,7 @@ def export(path):
 def test_what_cannot_be_written_leaves_the_older_one_and_nothing_else(write, size, tmp_path):
     folder = write(tmp_path / "m")
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    message = r"/m cannot be written: File too large; write"
+    message = r"/m cannot be written: File too large; write elsewhere"
     with pytest.raises(OSError, match=message) as caught, small_files(size):
         write(tmp_path / "m")
     assert caught.value.errno == errno.EFBIG
@@ -85,6 +85,19 @@ def test_a_full_disk_is_told_with_what_is_free_before_anything_is_written(tmp_pa
     assert not any(tmp_path.iterdir())
     monkeypatch.undo()
     assert disk._free(tmp_path / "not" / "there") > 0
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EACCES, "Permission denied; write where this process may"),
+        (errno.EROFS, "Read-only file system; write where this process may"),
+        (errno.EIO, "Input/output error; write elsewhere"),
+    ],
+)
+def test_the_advice_is_that_for_the_reason(number, advice, tmp_path):
+    with pytest.raises(OSError, match=advice), disk.writing(tmp_path):
+        raise OSError(number, os.strerror(number))
 
 
 @pytest.mark.parametrize("write", [save, export])
@@ -116,7 +129,7 @@ def test_a_run_that_cannot_write_says_so_before_it_trains(call, tmp_path, monkey
     (tmp_path / "runs").write_text("a file")
     code, text = call("run", *TINY)
     assert code == 2
-    assert "cannot be written: Not a directory; write where this process may" in text
+    assert "cannot be written: Not a directory; write elsewhere" in text
     code, text = call("run", *TINY, "--out=runs/a")
     assert code == 2
     assert "runs/a cannot be written: " in text

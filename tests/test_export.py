@@ -81,6 +81,17 @@ def test_nothing_is_overwritten_unless_it_is_an_export(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"model"}
 
 
+def test_what_a_link_points_to_is_replaced(tmp_path):
+    params = make_params(lj.Lava(RELU), make_points(3))
+    folder = lj.export(params, tmp_path / "model", shots=3)
+    (tmp_path / "link").symlink_to(folder)
+    before = (folder / "adapt.jax").read_bytes()
+    lj.export(params, tmp_path / "link", shots=2, overwrite=True)
+    assert (folder / "adapt.jax").read_bytes() != before
+    assert (tmp_path / "link").is_symlink()
+    assert {p.name for p in tmp_path.iterdir()} == {"model", "link"}
+
+
 def test_impossible_exports_are_refused(tmp_path):
     support = make_points(3)
     with pytest.raises(ValueError, match="shots must be an integer of at least 1"):

@@ -140,6 +140,7 @@ def test_episodes_that_cannot_be_drawn_are_refused(changes, message):
         ([0, 1, 1], "classes must name every label once, in one split, got class 1 twice"),
         ([*range(3), 99], "classes must be labels from 0 to .*, got 0 to 99"),
         ([-1, 0, 1], "got -1 to"),
+        ([0, 1.5, 2], "classes must be integers"),
     ],
 )
 def test_classes_that_are_named_twice_or_are_none_are_refused(train, message):
@@ -160,6 +161,22 @@ def test_images_that_are_not_bytes_or_not_square_are_refused():
     flat = data._replace(images=data.images[:, :, :2])
     with pytest.raises(ValueError, match="rotations need square images, got 3x2"):
         episodes.episodes(flat, SPLITS, **settings, rotations=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda labels: labels - 1, r"int\d+ .* from -1 to"),
+        (lambda labels: labels + 1, r"int\d+ .* from 1 to"),
+        (lambda labels: labels + 0.5, "float64"),
+        (lambda labels: labels[1:], r"int\d+ \["),
+    ],
+)
+def test_labels_that_are_none_are_refused(change, got):
+    data, settings = numbered(), {"ways": 2, "shots": 1, "queries": 1}
+    labels = change(np.asarray(data.labels))
+    with pytest.raises(ValueError, match=rf"data\.labels must be .* integers from 0 .*, got {got}"):
+        episodes.episodes(data._replace(labels=labels), SPLITS, **settings)
 
 
 def test_whole_alphabets_are_held_out():

@@ -123,6 +123,13 @@ def test_a_step_without_a_good_task_is_left_out_and_counted():
     trained = lavajax.train(METHOD, Faulty(0.2), **run)
     assert trained.state.step == 20
     assert np.isfinite(trained.history["loss"]).all()
+    seen = []
+    run |= {"max_skipped": 1.0, "chunk": 1, "callback": seen.append}
+    trained = lavajax.train(METHOD, Faulty(0.2), **run)
+    skipped = [each for progress in seen for each in progress.skipped]
+    assert len(skipped) == np.isnan(trained.history["loss"]).sum() > 0
+    for leaf in jax.tree.leaves(trained.params.learned):
+        assert np.isfinite(leaf).all()
 
 
 def test_training_goes_on_without_them_and_says_which_they_were():
@@ -153,6 +160,16 @@ def test_too_many_of_them_end_the_run():
         FloatingPointError, match=r"more than max_skipped allows; the first is task"
     ):
         lavajax.train(METHOD, Faulty(0.3), steps=20, meta_batch=4, max_skipped=0.05)
+    tasks, seen = Faulty(0.1), []
+    run = {"steps": 20, "meta_batch": 4, "chunk": 5}
+    lavajax.train(METHOD, tasks, max_skipped=1.0, callback=seen.append, **run)
+    skipped = [each for progress in seen for each in progress.skipped]
+    assert seen[0].skipped
+    assert skipped[-1] not in seen[0].skipped
+    step, index = skipped[0]
+    message = rf"^{len(skipped)} tasks up to .* the first is task {index} of step {step}\."
+    with pytest.raises(FloatingPointError, match=message):
+        lavajax.train(METHOD, tasks, max_skipped=(len(skipped) - 0.5) / 80, **run)
     with pytest.raises(ValueError, match="max_skipped must be from 0 to 1"):
         lavajax.train(METHOD, Faulty(0.3), steps=20, max_skipped=1.5)
 

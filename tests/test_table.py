@@ -240,6 +240,8 @@ FILES = {
     "cut": ("t.csv.gz", gzip.compress(CSV)[:-200], ValueError, "whole, readable file"),
     "parquet": ("t.parquet", CSV, ValueError, "data must be a Parquet file"),
     "rows": ("t.csv", b"machine,load,temp,wear\n", ValueError, "it has no rows at all"),
+    "shifted": ("t.csv", b"machine,load,temp,wear\n" + b"a,1,2,3,4\n" * 9, ValueError, "has more"),
+    "comma": ("t.csv", CSV.replace(b"text", b"text,"), ValueError, "leave out a comma at the end"),
 }
 
 
@@ -296,6 +298,29 @@ def test_a_group_may_be_called_na_and_a_column_have_a_number(tmp_path):
     lj.Table("country", "1", "2").tasks(numbered)
 
 
+def test_a_column_may_be_called_na(tmp_path):
+    file = tmp_path / "t.csv"
+    file.write_text("group,NA,y\n" + "".join(f"{g},{i},{i}\n" for g in "abc" for i in range(4)))
+    assert lj.Table("group", "NA", "y", data=file).load().x.shape == (12, 1)
+
+
+def test_what_the_mask_of_an_array_hides_is_missing():
+    rows = {name: np.asarray(frame()[name]) for name in ("machine", "load", "temp", "wear")}
+    for name in ("machine", "temp"):
+        rows[name] = np.ma.masked_array(rows[name], np.arange(164) == 5)
+    assert dict(TABLE.tasks(rows).dropped) == {"without machine": 1}
+    rows["machine"] = rows["machine"].data
+    assert dict(TABLE.tasks(rows).dropped) == {"without temp": 1}
+
+
+def test_integers_have_one_name_whether_an_entry_is_missing_or_not():
+    whole = frame().replace({"machine": {name: i for i, name in enumerate(SIZES)}})
+    whole["machine"] = whole["machine"].astype(int)
+    some = whole.assign(machine=whole["machine"].where(whole.index > 0))
+    assert some["machine"].dtype == float
+    assert TABLE.tasks(some).labels == TABLE.tasks(whole).labels == tuple("01234567")
+
+
 def test_complex_columns_are_refused():
     with pytest.raises(ValueError, match="x column 'temp' must be real"):
         TABLE.tasks(frame().assign(temp=1j * np.arange(164)))
@@ -334,6 +359,10 @@ def test_groups_that_are_known_keep_their_split_and_all_others_are_for_test():
     assert draw(none, 2, "test").support.x.shape == (2, 4, 2)
     with pytest.raises(ValueError, match=r"split must be one that the table has groups for.*train"):
         none.sample(jax.random.key(0), "train")
+    with pytest.warns(
+        UserWarning, match=r"2 groups for train \('1', '2'\), and none of .*'a', 'b'"
+    ):
+        TABLE.tasks(later, units=trained.units, known={"train": ["1", "2"]})
     own = TABLE.tasks(later, known={"train": ["i", "j"]})  # standardised by these
     mean = later[later["machine"].isin(["i", "j"])]["load"].mean()
     assert own.units.x.mean[0] == pytest.approx(mean)
@@ -347,6 +376,7 @@ def test_groups_that_are_known_keep_their_split_and_all_others_are_for_test():
             {"train": list(SIZES)},
             "every one of its 8 is known, and not for test: a, b, c, d, e, ...",
         ),
+        ({"train": "ab"}, "known must have a list of names for each split, got 'ab'"),
         ({"training": ["a"]}, "known must have splits of train, validation, test, got 'training'"),
         ({"train": ["a"], "test": ["a"]}, "known must have each group in one split, got 'a'"),
     ],

@@ -402,7 +402,7 @@ def test_a_prediction_that_cannot_be_written_says_so_and_leaves_the_older_file(f
     with small_files(10):
         code, text = call(script, *options)
     assert code == 2
-    assert "out.csv cannot be written: File too large; write where this process may" in text
+    assert "out.csv cannot be written: File too large; write elsewhere" in text
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("out.csv", "older")]
     code, text = call(script, *options)
     assert code == 0, text

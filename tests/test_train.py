@@ -15,7 +15,8 @@ import lavajax
 from lavajax.evaluate import _batch_size, _example, task_keys
 from lavajax.outer import BatchExpectation
 from lavajax.steps import run_steps
-from lavajax.train import init_state
+from lavajax.tasks.dynamics import Pendulum
+from lavajax.train import init_state, start_state
 from lavajax.types import Points, Task
 
 MODEL = lavajax.MLP(hidden=(8, 8))
@@ -52,7 +53,9 @@ def test_run_that_goes_on_from_a_state_ends_at_the_same_bits(seeds):
         rest = lavajax.train(METHOD, TASKS, **options, state=state)
         assert_equal_trees(rest.params, whole.params)
         jax.block_until_ready(state)  # the caller's state is still the caller's
-    assert rest.history == {}
+    assert {name: len(each) for name, each in rest.history.items()} == dict.fromkeys(
+        whole.history, 0
+    )
     with pytest.raises(ValueError, match="state must be of the method"):
         lavajax.train(lavajax.Anil(model=MODEL), TASKS, state=states[0])
     with pytest.raises(ValueError, match="state must be of seeds=3, got one of seeds="):
@@ -61,6 +64,20 @@ def test_run_that_goes_on_from_a_state_ends_at_the_same_bits(seeds):
         lavajax.train(METHOD, TASKS, steps=5, seeds=seeds, state=states[0])
     with pytest.raises(ValueError, match="state must be a TrainState, got MetaParams"):
         lavajax.train(METHOD, TASKS, state=whole.params)
+
+
+def test_a_state_of_another_optimizer_or_of_other_tasks_is_refused():
+    state = start_state(METHOD, TASKS, lavajax.outer_optimizer(20))
+    with pytest.raises(ValueError, match=r"state\.opt must be such as optimizer makes it"):
+        lavajax.train(METHOD, TASKS, state=state, optimizer=optax.sgd(0.1))
+    with pytest.raises(ValueError, match=r"state must be of points like those of tasks, PointSpec"):
+        lavajax.train(METHOD, Pendulum(shots=3, queries=4), state=state)
+    learned = {**state.params.learned, "head": jnp.zeros((2, 1))}
+    other = dataclasses.replace(state, params=state.params.replace_learned(learned))
+    with pytest.raises(
+        ValueError, match=r"method makes it, \(9, 1\) float32 at 'learned/head', got"
+    ):
+        lavajax.train(METHOD, TASKS, state=other)
 
 
 def test_tasks_drawn_ahead_are_those_drawn_step_by_step():
@@ -111,7 +128,7 @@ def test_history_and_progress_report_every_chunk():
 
 
 def test_a_run_alone_has_no_axis_of_seeds_and_no_seed_to_pick():
-    trained = lavajax.train(METHOD, TASKS, steps=2, meta_batch=2)
+    trained = lavajax.train(METHOD, TASKS, steps=np.int64(2), seed=np.uint32(0), meta_batch=2)
     assert trained.params["head"].shape == (9, 1)
     with pytest.raises(ValueError, match="trained alone"):
         trained.seed(0)
@@ -124,6 +141,11 @@ def test_a_run_alone_has_no_axis_of_seeds_and_no_seed_to_pick():
         ({"meta_batch": 2.5}, "meta_batch must be an integer of at least 1, got 2.5"),
         ({"chunk": 0}, "chunk must be an integer of at least 1, got 0"),
         ({"seeds": 0}, "seeds must be an integer of at least 1, or None for a single run, got 0"),
+        ({"steps": True}, "steps must be an integer of at least 1, got True"),
+        ({"seed": 2**32}, "seed must be an integer from 0 to 4294967295, got 4294967296"),
+        ({"seed": 2**32 - 1, "seeds": 2}, "from 0 to 4294967294 for the 2 seeds from it on"),
+        ({"seed": -1}, "seed must be an integer from 0 to"),
+        ({"seed": 1.5}, r"seed must be an integer from 0 to 4294967295, got 1\.5"),
     ],
 )
 def test_bad_arguments_of_train_are_refused(change, message):

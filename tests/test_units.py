@@ -196,11 +196,17 @@ def test_shapes_are_checked_before_they_are_scaled():
         (((0, 1), (1,)), r"Columns\.std must be .* one for each of 2 means"),
         (((0, 1), (1, 1), ("a", "a")), r"Columns\.names must be 2 different names"),
         (((0, 1), (1, 1), ("a",)), r"Columns\.names must be 2 different names"),
+        ((0.0, (1,)), r"Columns\.mean must be a number for each entry, such as \(0.0,\), got 0.0"),
     ],
 )
 def test_impossible_columns_are_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         lj.Columns(*fields)
+
+
+def test_units_are_of_columns():
+    with pytest.raises(ValueError, match=r"Units\.x must be Columns, got 1"):
+        lj.Units(1, UNITS.y)
 
 
 # Training and files

@@ -40,13 +40,14 @@ def test_support_and_query_have_noise_of_their_own():
     assert abs(np.corrcoef(a, b)[0, 1]) < 0.15
 
 
-def test_classes_take_no_noise():
-    @jax.tree_util.register_static
-    class Labels:
-        def sample(self, key, split="train"):
-            points = lj.Points(jnp.zeros((2, 1)), jnp.zeros((2,), jnp.int32))
-            return lj.Task(points, points)
+@jax.tree_util.register_static
+class Labels:
+    def sample(self, key, split="train"):
+        points = lj.Points(jnp.zeros((2, 1)), jnp.zeros((2,), jnp.int32))
+        return lj.Task(points, points)
 
+
+def test_classes_take_no_noise():
     with pytest.raises(ValueError, match=r"NoisyLabels.tasks must have real targets, got targets"):
         lj.NoisyLabels(Labels(), 1.0).sample(jax.random.key(0))
 
@@ -79,6 +80,11 @@ def test_what_would_move_between_support_and_query_is_refused():
         lj.FixedTasks(lj.VaryingShots(BASE, (1,))).sample(key)
     with pytest.raises(ValueError, match=r"give NoisyLabels\(FixedTasks\(...\), std\)"):
         lj.FixedTasks(lj.NoisyLabels(BASE, 1.0)).sample(key)
+    with pytest.raises(ValueError, match=r"FixedTasks.tasks must have clean_query=False, got True"):
+        lj.FixedTasks(lj.SyntheticFm(clean_query=True)).sample(key)
+    lj.FixedTasks(lj.SyntheticFm()).sample(key)
+    with pytest.raises(ValueError, match=r"FixedTasks.tasks must have real targets, got int32"):
+        lj.FixedTasks(Labels()).sample(key)
     with pytest.raises(ValueError, match=r"NoisyLabels.tasks must not be NoisyLabels"):
         lj.NoisyLabels(lj.NoisyLabels(BASE, 1.0), 1.0).sample(key)
 

@@ -51,6 +51,15 @@ def test_small_negative_and_infinite_losses_are_no_explosion():
         assert not any(look(Watch(np.array(value)), 0, 1, chunk(5.0)) for _ in range(3))
 
 
+def test_the_first_loss_is_the_first_that_is_finite():
+    watch = Watch(np.array([np.nan, 4.0]))
+    assert look(watch, 0, 1, chunk([2.0, 2.0], [1.0, 1.0])) == []
+    assert look(watch, 1, 2, chunk([1e9, 2.0], [1.0, 1.0])) == []
+    (text,) = look(watch, 2, 3, chunk([1e9, 2.0], [1.0, 1.0]))
+    assert "of seed 0 of 2 explodes" in text
+    assert "and was 2 in the first" in text
+
+
 def test_no_gradient_is_dead_unless_there_is_nothing_to_learn():
     watch = Watch(np.array(4.0))
     assert look(watch, 0, 10, chunk(4.0, 1e-30)) == []

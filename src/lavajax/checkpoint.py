@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from lavajax import leaves, store
-from lavajax.config import MissingPartError, differences, from_json, to_json
+from lavajax.config import MissingPartError, changed, differences, from_json, to_json
 from lavajax.methods.base import Method, expected_params
 from lavajax.store import DamagedError
 from lavajax.types import MetaParams, PointSpec, PyTree, TrainState
@@ -72,6 +72,10 @@ def load(
     Returns:
         The meta-parameters; with a leading axis of seeds where several were trained together.
 
+    Warns:
+        UserWarning: a part that is given describes itself otherwise than the saved one; or a
+            checkpoint of a run is damaged, as below.
+
     Raises:
         FileNotFoundError: there is nothing at ``path``.
         DamagedError: a file is not what was written (a ``ValueError``); the message names it. In
@@ -90,7 +94,8 @@ def load(
         units = _units_of(record)
         return dataclasses.replace(_read(folder, record, like, prefix), spec=spec, units=units)
 
-    is_run = (path / store.RECORD).is_file() and not (path / store.ARRAYS).exists()
+    own = (path / store.MANIFEST).exists() or (path / store.ARRAYS).exists()  # of a saved model
+    is_run = (path / store.RECORD).is_file() and not own
     if is_run or (path / CHECKPOINTS).is_dir():
         newest = _newest(path / CHECKPOINTS, read)
         if newest is None:
@@ -126,7 +131,8 @@ def save_state(
     if path.exists():
         raise ValueError(f"state must be of a step that is not saved yet, {path} is there")
     written = _write(state, path, state.params, seeds=seeds, kind="state", settings=settings)
-    for old in _steps(folder)[keep:]:
+    others = [old for old in _steps(folder) if old != path]  # a later step is not newer
+    for old in others[keep - 1 :]:
         store.remove(old)
     return written
 
@@ -141,6 +147,10 @@ def restore_state(
         like: the state that the run starts from, or its ``jax.eval_shape``: method,
             hyperparameters, shapes and dtypes must be those of the saved one.
         settings: of the run, where they were saved with it; likewise.
+
+    Warns:
+        UserWarning: a user's own module, loss or method describes itself otherwise than when it
+            was saved; or JAX has another version.
 
     Raises:
         DamagedError: there are checkpoints, and every one of them is damaged. One that is not the
@@ -239,6 +249,7 @@ def _record(folder: Path) -> dict[str, Any]:
         _spec_of(record["spec"])
         _units_of(record)
         whole = record["kind"] in ("params", "state") and record.keys() >= {"method", "settings"}
+        whole = whole and isinstance(record["method"], dict)
         whole = whole and isinstance(record["versions"]["jax"], str)
         whole = whole and (record["seeds"] is None or int(record["seeds"]) > 0)
         for entry in record["leaves"].values():
@@ -255,7 +266,8 @@ def _read(folder: Path, record: dict[str, Any], like: PyTree, prefix: str) -> An
     entries = record["leaves"]
     saved = {name: entry for name, entry in entries.items() if name.startswith(prefix)}
     leaves.check(str(folder), saved, leaves.named(like, prefix))
-    arrays = store.read_arrays(folder, {n: leaves.stored(entry) for n, entry in entries.items()})
+    every = {name: leaves.stored(entry) for name, entry in entries.items()}
+    arrays = store.read_arrays(folder, every, saved)
     return leaves.unpack(like, saved, arrays, prefix)
 
 
@@ -308,6 +320,8 @@ def _method_of(record: Any, model: Any, loss: Any, method: Method | None) -> Met
 def _check_same(name: str, saved: Any, given: Any) -> None:
     if different := differences(saved, given, name):
         raise ValueError(f"the {name} must be the saved one: {'; '.join(different)}")
+    for line in changed(saved, given, name):
+        warnings.warn(line, stacklevel=5)
 
 
 def _units_record(params: MetaParams) -> Any:

@@ -171,7 +171,7 @@ def _from_json(data: Any, own: Mapping[str, Any], field: str) -> Any:
 def differences(saved: Any, given: Any, name: str) -> list[str]:
     """Where two records differ, each as ``name.field is saved as ..., got ...``.
 
-    Of users' own objects the classes are compared alone.
+    Of users' own objects the classes are compared alone; see ``changed``.
     """
     if isinstance(saved, dict) and isinstance(given, dict) and saved.keys() == given.keys():
         keys = [key for key in saved if key != "description" or "own" not in saved]
@@ -179,3 +179,14 @@ def differences(saved: Any, given: Any, name: str) -> list[str]:
             line for key in keys for line in differences(saved[key], given[key], f"{name}.{key}")
         ]
     return [] if saved == given else [f"{name} is saved as {saved!r}, got {given!r}"]
+
+
+def changed(saved: Any, given: Any, name: str) -> list[str]:
+    """Where users' own objects of the same class describe themselves otherwise in two records."""
+    if not (isinstance(saved, dict) and isinstance(given, dict)):
+        return []
+    if "own" not in saved:
+        shared = [key for key in saved if key in given]
+        return [line for key in shared for line in changed(saved[key], given[key], f"{name}.{key}")]
+    was, now = saved.get("description"), given.get("description")
+    return [] if was == now else [f"{name} is saved as {was}, and is now {now}"]

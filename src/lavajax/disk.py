@@ -12,7 +12,8 @@ from pathlib import Path
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 """What a full disk, or a quota that is used up, is to the system."""
-_TOLD = (*FULL, errno.EFBIG, errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM)
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_TOLD = (*FULL, errno.EFBIG, errno.EIO, *_NOT_ALLOWED)
 
 
 @contextlib.contextmanager
@@ -24,8 +25,8 @@ def writing(path: Path) -> Iterator[None]:
 
     Raises:
         OSError: with the number of the one that was raised inside, and so of its class
-            (``PermissionError``, say). The message has the path, the reason, for a full disk how
-            much is free, and what to do.
+            (``PermissionError``, say). The message has the path, the reason, and what to do: for a
+            full disk also how much is free.
     """
     try:
         yield
@@ -33,11 +34,12 @@ def writing(path: Path) -> Iterator[None]:
         number, reason = error.errno or errno.EIO, error.strerror or str(error)
         if number == errno.EEXIST:  # what making a folder below a file is
             number, reason = errno.ENOTDIR, f"{error.filename} is a file"
+        advice = "; write elsewhere"
         if number in FULL:
-            advice = f"{size(_free(path))} free there: make room, or write elsewhere"
-        else:
-            advice = "write where this process may"
-        raise OSError(number, f"{path} cannot be written: {reason}; {advice}") from error
+            advice = f"; {size(_free(path))} free there: make room, or write elsewhere"
+        elif number in _NOT_ALLOWED:
+            advice = "; write where this process may"
+        raise OSError(number, f"{path} cannot be written: {reason}{advice}") from error
 
 
 def check_room(path: Path, needed: int) -> None:

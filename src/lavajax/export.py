@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from jax import export as jax_export
 
 from lavajax import api, disk, leaves
 from lavajax.extras import require
-from lavajax.store import move_in
+from lavajax.store import unfinished
 from lavajax.types import Array, MetaParams, Points, PyTree
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
@@ -69,18 +67,14 @@ def export(
         )
     _check_offsets(params)
     path = Path(path).absolute()
-    _check_free(path, overwrite)
+    target = path.resolve()  # a link stays, and what it points to is replaced
+    _check_free(target, overwrite)
     programs = _programs(params, shots, platforms)
-    with disk.writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-        try:
+    with disk.writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished(target, overwrite) as temporary:
             for name, program in programs.items():
                 (temporary / name).write_bytes(program)
-            temporary.chmod(0o755)
-            move_in(temporary, path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
     return path
 
 

@@ -81,7 +81,8 @@ def take_text(table: Any, names: Sequence[str], argument: str) -> tuple[np.ndarr
         argument: what a message calls them.
 
     Returns:
-        Text ``[rows, len(names)]``, and whether an entry is missing, likewise.
+        Text ``[rows, len(names)]``, and whether an entry is missing, likewise. A float that is an
+        integer is written as one: a column of integers has floats where an entry is missing.
 
     Raises:
         ValueError: a column is not there, is there twice, or has another length.
@@ -89,13 +90,33 @@ def take_text(table: Any, names: Sequence[str], argument: str) -> tuple[np.ndarr
     check_names(column_names(table), names, argument)
     texts, missing = [], []
     for name in names:
-        values = np.asarray(table[_label(table, name)])
+        values = _column(table, name)
         missing.append(np.array([is_missing(value) for value in values], bool))
         dates = values.dtype.kind == "M"
         text = np.datetime_as_string(values, unit="auto") if dates else values
-        texts.append(np.array([str(value) for value in text], object))
+        texts.append(np.array([_text(value) for value in text], object))
     _check_lengths(texts, names, argument)
     return np.stack(texts, axis=1), np.stack(missing, axis=1)
+
+
+def _column(table: Any, name: str) -> np.ndarray:
+    """A column as an array; what is hidden by the mask of a masked array is missing."""
+    column = table[_label(table, name)]
+    if not isinstance(column, np.ma.MaskedArray):
+        return np.asarray(column)
+    if column.dtype.kind == "M":
+        return column.filled(np.datetime64("NaT"))
+    if not np.ma.is_masked(column):
+        return column.data
+    values: np.ndarray = column.data.astype(object)
+    values[np.ma.getmaskarray(column)] = None
+    return values
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (float, np.floating)) and value.is_integer() and abs(float(value)) < 2**53:
+        return str(int(value))
+    return str(value)
 
 
 def is_missing(value: Any) -> bool:
@@ -135,7 +156,8 @@ def read(path: str | Path, names: tuple[str, ...], groups: tuple[str, ...] = ())
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file cannot be read as what its name says, or lacks a column.
+        ValueError: the file cannot be read as what its name says, lacks a column, or has rows with
+            more fields than its header.
         ModuleNotFoundError: pandas or pyarrow is missing.
     """
     pandas = require("pandas", "data", "reading a table")
@@ -164,12 +186,18 @@ def read(path: str | Path, names: tuple[str, ...], groups: tuple[str, ...] = ())
             )
         # pandas renames the second of two columns of one name: the header is looked at first.
         options: dict[str, Any] = {"encoding": "utf-8-sig"}
-        header = pandas.read_csv(path, header=None, nrows=1, dtype=str, **options)
+        as_text = {"dtype": str, "keep_default_na": False}  # a column may be called NA
+        header = pandas.read_csv(path, header=None, nrows=1, **as_text, **options)
         check_names([str(each) for each in header.iloc[0]], wanted, "data")
         table = pandas.read_csv(path, low_memory=False, **options)
+        if len(table) and not isinstance(table.index, pandas.RangeIndex):
+            # pandas takes the first fields for names of rows, and all columns are then shifted.
+            raise ValueError(
+                f"data must have as many fields in a row as in its header, {path} has more: leave "
+                "out a comma at the end of rows, or name every column"
+            )
         if groups:  # as text: 007 is not 7, and NA may be Namibia; only an empty entry is missing
-            options |= {"dtype": str, "keep_default_na": False}
-            names_of_groups = pandas.read_csv(path, usecols=list(groups), **options)
+            names_of_groups = pandas.read_csv(path, usecols=list(groups), **as_text, **options)
             for group in groups:
                 table[group] = names_of_groups[group].replace("", None)
         return table
@@ -201,7 +229,7 @@ def _row(table: Any, row: int) -> str:
 def _numbers(table: Any, column: str, name: str) -> np.ndarray:
     """A column ``[rows]`` in float64; ``name`` is for messages."""
     try:
-        values = np.asarray(table[_label(table, column)])
+        values = _column(table, column)
     except jax.errors.TracerArrayConversionError:
         raise ValueError(
             f"{name} must hold numbers that are known, and not those of a function that is being "

@@ -75,19 +75,23 @@ def careful_step(
 
 
 @jax.jit
-def _is_sound(tree: PyTree, like: Array) -> Array:
+def is_sound(tree: PyTree, like: Array) -> Array:
     """Whether all is finite, of each seed where ``like`` has an axis of them."""
     return jax.vmap(all_finite)(tree) if like.ndim else all_finite(tree)
 
 
 def spoiled(before: TrainState, after: TrainState, metrics: dict[str, Array]) -> bool:
     """Whether a run, or a seed, that was sound has become NaN or infinite, in state or metrics."""
-    sound = _is_sound(before.params, before.step)
-    return bool(np.any(np.asarray(sound & ~_is_sound((after, metrics), after.step))))
+    sound = is_sound(before.params, before.step)
+    return bool(np.any(np.asarray(sound & ~is_sound((after, metrics), after.step))))
 
 
 def run_carefully(
-    state: TrainState, step: Callable[..., Any], length: int, room: np.ndarray
+    state: TrainState,
+    step: Callable[..., Any],
+    length: int,
+    room: np.ndarray,
+    earlier: tuple[tuple[int, ...], ...] = (),
 ) -> tuple[TrainState, dict[str, np.ndarray], tuple[tuple[int, ...], ...]]:
     """A chunk step by step, without the tasks that would spoil it; and which they were.
 
@@ -97,9 +101,11 @@ def run_carefully(
         length: of the chunk.
         room: how many tasks may still be left out, a scalar, or ``[seeds]``. A seed that would need
             more is lost: its parameters become NaN.
+        earlier: the tasks that earlier chunks left out, for the message.
 
     Returns:
-        The state, the means of the metrics over steps that have them, and the tasks left out.
+        The state, the means of the metrics over steps that have them (NaN where none has), and the
+        tasks left out.
 
     Raises:
         FloatingPointError: the run, or every seed, is lost.
@@ -107,7 +113,7 @@ def run_carefully(
     first = int(np.max(state.step))
     total: dict[str, np.ndarray] = {}
     skipped: list[tuple[int, ...]] = []
-    lost = ~np.asarray(_is_sound(state.params, state.step))
+    lost = ~np.asarray(is_sound(state.params, state.step))
     left_out = np.zeros(lost.shape, int)
     known = np.zeros(lost.shape, int)
     for number in range(first, first + length):
@@ -118,7 +124,7 @@ def run_carefully(
         lost = lost | (left_out > room)
         if lost.all():
             every = bool(np.all(bad, axis=-1).any())
-            raise FloatingPointError(_why(skipped, first, first + length, every=every))
+            raise FloatingPointError(_why([*earlier, *skipped], first, first + length, every=every))
         host = {name: np.asarray(value) for name, value in metrics.items()}
         finite = np.all([np.isfinite(value) for value in host.values()], axis=0)
         known += finite

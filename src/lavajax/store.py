@@ -7,13 +7,16 @@ reads a flipped byte as if it were data. Nothing here can carry code.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import logging
 import os
 import re
+import secrets
 import shutil
-import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,8 @@ def write(
         replace: put it in the place of an older one, which stays until this one is whole.
 
     Raises:
-        ValueError: ``path`` is in use and ``replace`` is False, or it is no stored folder.
+        ValueError: ``path`` is in use and ``replace`` is False, also where another process has
+            written it meanwhile; or it is no stored folder.
         OSError: the disk is full, or the folder cannot be written to, as ``disk.writing`` tells it;
             what stood at ``path`` still stands there, and nothing is left of what was begun.
     """
@@ -57,29 +61,32 @@ def write(
         path.parent.mkdir(parents=True, exist_ok=True)
         # Asked before: on a full disk Orbax fails in many threads at once, and loudly.
         disk.check_room(path.parent, sum(a.nbytes for a in arrays.values()) + _ROOM_BESIDE)
-        _write(checkpointer, path, arrays, record)
+        with unfinished(path, replace) as temporary:
+            (temporary / RECORD).write_bytes((json.dumps(record, indent=1) + "\n").encode())
+            full = {name: value for name, value in arrays.items() if value.size}
+            _save_arrays(checkpointer, temporary / ARRAYS, full)  # Orbax has no arrays of size 0
+            (temporary / MANIFEST).write_bytes(_manifest_text(temporary).encode())
 
 
-def _write(
-    checkpointer: Any, path: Path, arrays: dict[str, np.ndarray], record: dict[str, Any]
-) -> None:
-    temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{path.name}-", dir=path.parent))
+@contextlib.contextmanager
+def unfinished(path: Path, replace: bool) -> Iterator[Path]:
+    """A new folder under a temporary name beside ``path``, and ``path`` at the end; or nothing.
+
+    Args:
+        path: what the folder becomes; no link.
+        replace: put it in the place of an older one.
+
+    Raises:
+        ValueError: ``replace`` is False, and something has appeared at ``path`` meanwhile.
+    """
+    temporary = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:
-        (temporary / RECORD).write_bytes((json.dumps(record, indent=1) + "\n").encode())
-        full = {name: value for name, value in arrays.items() if value.size}
-        _save_arrays(checkpointer, temporary / ARRAYS, full)  # Orbax has no arrays of size 0
-        (temporary / MANIFEST).write_bytes(_manifest_text(temporary).encode())
-        temporary.chmod(0o777 & ~_umask())
-        move_in(temporary, path)
+        temporary.mkdir()
+        yield temporary
+        _move_in(temporary, path, replace)
     except BaseException:
         disk.remove(temporary)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _save_arrays(checkpointer: Any, path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -113,10 +120,19 @@ def _check_free(path: Path, replace: bool) -> None:
         )
 
 
-def move_in(temporary: Path, path: Path) -> None:
-    """Puts a whole folder in the place of an older one, if there is any."""
-    if not path.exists():
-        temporary.rename(path)
+def _move_in(temporary: Path, path: Path, replace: bool) -> None:
+    """Puts a whole folder in the place of an older one, if there is any and ``replace``."""
+    if not (replace and path.exists()):
+        with contextlib.suppress(OSError):
+            path.rmdir()  # an empty folder, in whose place not every system puts another
+        try:
+            temporary.rename(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise ValueError(
+                f"path must be new, {path} is in use: it was written by another process meanwhile"
+            ) from None
         return
     # A folder cannot be exchanged in one step everywhere: between these two the old one has
     # another name, which ``open_record`` tells whoever looks for it.
@@ -187,29 +203,39 @@ def open_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def read_arrays(path: Path, shapes: dict[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, Any]:
-    """The arrays of a verified folder.
+def read_arrays(
+    path: Path,
+    shapes: dict[str, tuple[tuple[int, ...], np.dtype]],
+    wanted: Iterable[str] | None = None,
+) -> dict[str, Any]:
+    """Arrays of a verified folder.
 
     Args:
         path: the folder.
-        shapes: shape and dtype of every array.
+        shapes: shape and dtype of every array in it.
+        wanted: the names of those to read, no others of which take any memory; None: all.
 
     Raises:
         DamagedError: an array is missing or of another shape or dtype.
     """
     ocp = require("orbax.checkpoint", "experiments", "loading a model")
     names = [name for name, (shape, _) in shapes.items() if 0 not in shape]
-    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+    chosen = {name: shapes[name] for name in (shapes if wanted is None else wanted)}
+    as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names if name in chosen}
     folder = Path(path).absolute() / ARRAYS
     checkpointer = _checkpointer()
     try:
         _check_stored(checkpointer, folder, {name: shapes[name] for name in names})
-        found = checkpointer.restore(folder, restore_args=as_numpy)
+        found = {}
+        if as_numpy:
+            part = {"item": dict.fromkeys(as_numpy, 0), "partial_restore": True}
+            args = ocp.args.PyTreeRestore(restore_args=as_numpy, **part)
+            found = checkpointer.restore(folder, args=args)
     except DamagedError:
         raise
     except (ValueError, KeyError) as error:  # an OSError is the machine's, not the file's
         raise DamagedError(f"{folder} is damaged: Orbax cannot read it ({error})") from error
-    return found | {name: np.zeros(s, dtype) for name, (s, dtype) in shapes.items() if 0 in s}
+    return found | {name: np.zeros(s, dtype) for name, (s, dtype) in chosen.items() if 0 in s}
 
 
 def _check_stored(
@@ -270,19 +296,29 @@ def _read_manifest(path: Path) -> dict[str, dict[str, Any]]:
         manifest = json.loads(text)
         manifest.pop("digest")
         whole = _sign(manifest) == text
-    except (ValueError, AttributeError, KeyError, RecursionError):
+        written_by = manifest["format"], manifest["version"]
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
         raise DamagedError(f"{file} is damaged: it is not the text that was written")
-    if manifest["format"] != FORMAT or manifest["version"] != VERSION:
+    if written_by != (FORMAT, VERSION):
         raise ValueError(
-            f"{file} must be of format {FORMAT!r}, version {VERSION}, got {manifest['format']!r}, "
-            f"version {manifest['version']}: use the lavajax that wrote it"
+            f"{file} must be of format {FORMAT!r}, version {VERSION}, got {written_by[0]!r}, "
+            f"version {written_by[1]}: use the lavajax that wrote it"
         )
-    for name in manifest["files"]:
+    files = manifest.get("files")
+    if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
+        raise DamagedError(f"{file} is damaged: it is not the list of the files of a saved model")
+    for name in files:
         if not re.fullmatch(r"[^/\\]+(/[^/\\]+)*", name) or ".." in name.split("/"):
             raise DamagedError(f"{file} is damaged: it names {name!r}, outside the folder")
-    return manifest["files"]
+    if RECORD not in files:
+        raise DamagedError(f"{file} is damaged: it does not name {RECORD}")
+    return files
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.keys() >= {"sha256", "bytes"}
 
 
 def read_small(file: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from lavajax import leaves
 from lavajax.methods.base import Method
-from lavajax.rescue import left_out, run_carefully, spoiled
+from lavajax.rescue import is_sound, left_out, run_carefully, spoiled
 from lavajax.sharding import local, replicate, task_mesh
 from lavajax.steps import run_chunk, step_with_care
 from lavajax.tasks.base import TaskSource, check_source
-from lavajax.types import Array, MetaParams, TrainState
+from lavajax.types import Array, MetaParams, PyTree, TrainState
 from lavajax.units import Units
 from lavajax.watch import Watch
 
@@ -89,7 +91,8 @@ class Trained:
         params: final meta-parameters, with a leading axis ``[seeds]`` on every leaf where several
             seeds were trained together; see ``seed``.
         state: the whole final state.
-        history: metrics over the run, each ``[chunks]`` or ``[chunks, seeds]``, and ``step``.
+        history: metrics over the run, each ``[chunks]`` or ``[chunks, seeds]``, and ``step``; NaN
+            for a chunk in which no step had a task to learn from.
     """
 
     params: MetaParams
@@ -145,7 +148,16 @@ def start_state(
     seed: int = 0,
     seeds: int | None = None,
 ) -> TrainState:
-    """The state that ``train`` starts from; with ``seeds``, a leading axis on every leaf."""
+    """The state that ``train`` starts from; with ``seeds``, a leading axis on every leaf.
+
+    Raises:
+        ValueError: a seed is no integer from 0 to 2^32 - 1: larger ones would repeat the others.
+    """
+    last = 2**32 - (seeds or 1)
+    if not isinstance(seed, numbers.Integral) or not 0 <= seed <= last:
+        several = f" for the {seeds} seeds from it on" if seeds else ""
+        raise ValueError(f"seed must be an integer from 0 to {last}{several}, got {seed!r}")
+    seed = int(seed)
     if seeds is None:
         return _start(tasks, jax.random.key(seed), method=method, tx=tx)
     keys = jnp.stack([jax.random.key(seed + i) for i in range(seeds)])
@@ -193,18 +205,21 @@ def train(
         meta_batch: tasks per outer step, B.
         microbatch: tasks that a device computes at once, a divisor of its share of B; the gradient
             is summed over them, in less memory. The result is the same but for rounding. None: all,
-            and on a CPU at most 64, which its caches hold.
+            and on a CPU the largest divisor from 16 to 64, which its caches hold, if there is one.
         optimizer: any optax optimiser over ``params.learned``; None: ``outer_optimizer(steps)``.
-        chunk: outer steps in one compiled call. Does not change the result.
+        chunk: outer steps in one compiled call. Does not change the result: not a bit of it where
+            no task is left out, and else but for rounding.
         callback: called with a ``Progress`` after every chunk; must copy what it keeps of its
             ``state``.
         state: a state of the same run to go on from, such as a checkpoint's; None starts anew.
             With the same arguments otherwise, the outcome is that of a run without a pause, to the
-            same bits on the same machine.
+            same bits on the same machine. Where it has taken all steps, it is returned, and the
+            history is empty.
         max_skipped: the largest share of the tasks of the run (of all ``steps``) that may be left
             out. A chunk that ends in NaN or infinity is taken again step by step, without the tasks
             whose loss or gradient is not finite; the meta-gradient is that of the others. A seed
-            among several that would need more is given up, and ends as NaN.
+            among several that would need more is given up, and ends as NaN. A run that goes on from
+            a ``state`` counts anew: what was left out before is not in it.
         devices: those to train on; None: all of ``jax.devices()``. Where ``jax.distributed`` joins
             several processes, all of them make the same call, with the same arguments.
 
@@ -223,11 +238,10 @@ def train(
     if isinstance(method, type) or not callable(getattr(method, "step", None)):
         raise ValueError(f"method must be an instance such as Lava(), got {method!r}")
     check_source(tasks)
-    _check_number("steps", steps)
-    _check_number("meta_batch", meta_batch)
-    _check_number("chunk", chunk)
-    _check_number("microbatch", microbatch, none="all that fit")
-    _check_number("seeds", seeds, none="a single run")
+    steps, meta_batch = _whole("steps", steps), _whole("meta_batch", meta_batch)
+    chunk = _whole("chunk", chunk)
+    microbatch = None if microbatch is None else _whole("microbatch", microbatch, "all that fit")
+    seeds = None if seeds is None else _whole("seeds", seeds, "a single run")
     if not 0 <= max_skipped <= 1:
         raise ValueError(f"max_skipped must be from 0 to 1, a share, got {max_skipped}")
     mesh = task_mesh(devices)
@@ -235,7 +249,7 @@ def train(
     if state is None:
         state = start_state(method, tasks, tx, seed=seed, seeds=seeds)
     else:
-        _check_state(state, method, tasks, seeds)
+        _check_state(state, method, tasks, tx, seeds)
         state = jax.tree.map(jnp.copy, state)  # the caller's own is not given up to the chunks
     done = int(np.max(state.step))
     if done > steps:
@@ -249,9 +263,12 @@ def train(
         "mesh": mesh,
     }
 
+    if done == steps:
+        return _at_end(state, tasks, done, **settings)
     first_loss, compile_seconds = _try_step(state, tasks, done, **settings)
     watch = Watch(first_loss)
 
+    every: tuple[tuple[int, ...], ...] = ()
     room = np.full(state.step.shape, max_skipped * steps * meta_batch)
     history: list[dict[str, np.ndarray]] = []
     while done < steps:
@@ -263,11 +280,13 @@ def train(
         skipped: tuple[tuple[int, ...], ...] = ()
         if spoiled(*(local(each, mesh) for each in (before, state, metrics))):
             step = partial(step_with_care, tasks=tasks, **settings)
-            state, host, skipped = run_carefully(before, step, length, room)
-            room = room - left_out(skipped, room)
+            state, host, skipped = run_carefully(before, step, length, room, every)
+            room, every = room - left_out(skipped, room), every + skipped
         done += length
         history.append({"step": np.asarray(done), **host})
-        if not np.isfinite(host["loss"]).any():
+        # Without a loss a run may yet be sound: no step of the chunk had a good task.
+        here = local(state, mesh)
+        if not (np.isfinite(host["loss"]).any() or is_sound(here.params, here.step).any()):
             raise FloatingPointError(
                 f"training diverged: the loss is not finite between steps {done - length} and "
                 f"{done}; a lower outer rate, or a larger epsilon or epsilon_floor, may help"
@@ -275,20 +294,25 @@ def train(
         watch.look(done - length, done, host)
         if callback is not None:
             seconds = time.perf_counter() - begun
-            here = local(state, mesh)
             callback(Progress(done, steps, host, seconds, compile_seconds, here, skipped))
-    names = history[0] if history else ()
-    stacked = {name: np.stack([h[name] for h in history]) for name in names}
-    state = local(state, mesh)
-    return Trained(state.params, state, stacked)
+    stacked = {name: np.stack([h[name] for h in history]) for name in history[0]}
+    return Trained(here.params, here, stacked)
 
 
-def _check_number(name: str, value: int | None, none: str = "") -> None:
-    """With ``none``, what None stands for."""
-    if (value is None and none) or (isinstance(value, int) and value >= 1):
-        return
+def _at_end(state: TrainState, tasks: TaskSource, done: int, **settings: Any) -> Trained:
+    """The outcome of a run that has no step left to take."""
+    _, like = jax.eval_shape(partial(run_chunk, **settings), state, tasks, done, done + 1)
+    history = {name: np.zeros((0, *each.shape), each.dtype) for name, each in like.items()}
+    state = local(state, settings["mesh"])
+    return Trained(state.params, state, {"step": np.zeros(0, int), **history})
+
+
+def _whole(name: str, value: int, none: str = "") -> int:
+    """An integer of any kind as Python's; ``none`` is what None stands for."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1:
+        return int(value)
     otherwise = f", or None for {none}" if none else ""
-    raise ValueError(f"{name} must be an integer of at least 1{otherwise}, got {value}")
+    raise ValueError(f"{name} must be an integer of at least 1{otherwise}, got {value!r}")
 
 
 def _try_step(
@@ -301,17 +325,49 @@ def _try_step(
     return np.asarray(metrics["loss"]), time.perf_counter() - begun
 
 
-def _check_state(state: TrainState, method: Method, tasks: TaskSource, seeds: int | None) -> None:
+def _check_state(
+    state: TrainState,
+    method: Method,
+    tasks: TaskSource,
+    tx: optax.GradientTransformation,
+    seeds: int | None,
+) -> None:
+    """Requires a state to be one that these arguments lead to."""
     if not isinstance(state, TrainState):
         raise ValueError(f"state must be a TrainState, got {type(state).__name__}")
     if state.params.method != method:
         raise ValueError(f"state must be of the method {method!r}, got {state.params.method!r}")
-    units = _units_of(tasks, state.params)
+    found = None if state.step.ndim == 0 else state.step.shape[0]
+    if found != seeds:
+        raise ValueError(f"state must be of seeds={seeds}, got one of seeds={found}")
+    like = jax.eval_shape(partial(start_state, method, tasks, tx, seeds=seeds))
+    if state.params.spec != like.params.spec:
+        raise ValueError(
+            f"state must be of points like those of tasks, {like.params.spec}, got one of "
+            f"{state.params.spec}"
+        )
+    units = like.params.units
     if state.params.units != units:
         raise ValueError(
             f"state must be of tasks in the same units, got {state.params.units!r}, and the tasks "
             f"have {units!r}"
         )
-    found = None if state.step.ndim == 0 else state.step.shape[0]
-    if found != seeds:
-        raise ValueError(f"state must be of seeds={seeds}, got one of seeds={found}")
+    for field, argument in (("params", "method"), ("opt", "optimizer"), ("memory", "method")):
+        if different := _difference(getattr(state, field), getattr(like, field)):
+            raise ValueError(
+                f"state.{field} must be such as {argument} makes it, {different}: give the "
+                f"{argument} that the state is of"
+            )
+
+
+def _difference(given: PyTree, made: PyTree) -> str:
+    """The first difference in structure, shapes or dtypes; empty where there is none."""
+    one, other = (
+        {name: f"{leaf.shape} {leaf.dtype}" for name, leaf in leaves.named(tree).items()}
+        for tree in (given, made)
+    )
+    for name in {**other, **one}:
+        if one.get(name) != other.get(name):
+            return f"{other.get(name, 'nothing')} at {name!r}, got {one.get(name, 'nothing')}"
+    trees: list[Any] = [jax.tree.structure(tree) for tree in (given, made)]
+    return "" if trees[0] == trees[1] else f"{trees[1]}, got {trees[0]}"

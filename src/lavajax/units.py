@@ -33,7 +33,13 @@ class Columns:
 
     def __post_init__(self) -> None:
         for field in ("mean", "std"):
-            values = tuple(float(value) for value in getattr(self, field))
+            try:
+                values = tuple(float(value) for value in getattr(self, field))
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"Columns.{field} must be a number for each entry, such as (0.0,), "
+                    f"got {getattr(self, field)!r}"
+                ) from None
             if not all(math.isfinite(value) for value in values):
                 raise ValueError(f"Columns.{field} must be finite numbers, got {values}")
             object.__setattr__(self, field, values)
@@ -92,6 +98,11 @@ class Units:
 
     x: Columns
     y: Columns
+
+    def __post_init__(self) -> None:
+        for field in ("x", "y"):
+            if not isinstance(getattr(self, field), Columns):
+                raise ValueError(f"Units.{field} must be Columns, got {getattr(self, field)!r}")
 
     def restore_points(self, points: Points) -> Points:
         """Standardised points, as a source samples them, in the user's units."""

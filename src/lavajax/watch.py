@@ -14,7 +14,10 @@ class Watch:
     """Looks at the metrics of every chunk, and warns of what is wrong, once of each run or seed."""
 
     def __init__(self, loss: np.ndarray) -> None:
-        """Begins with the loss of the first step, a scalar or ``[seeds]``."""
+        """Begins with the loss of the first step, a scalar or ``[seeds]``.
+
+        Where that is not finite, the first one that is takes its place.
+        """
         self._first = loss
         self._above = np.zeros(loss.shape, bool)
         self._told = {"explodes": self._above, "dead": self._above}
@@ -33,6 +36,7 @@ class Watch:
                 missing.
         """
         loss = metrics["loss"]
+        self._first = np.where(np.isfinite(self._first), self._first, loss)
         with np.errstate(invalid="ignore"):  # what is not finite is not looked at here
             above = np.isfinite(loss) & (loss > GROWTH * (1 + np.abs(self._first)))
             dead = (metrics.get("grad_norm", np.ones(loss.shape)) == 0) & (loss != 0)

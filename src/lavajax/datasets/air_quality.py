@@ -125,7 +125,16 @@ def _reader(path: Path) -> Iterator[Read]:
 
 def _members(archive: zipfile.ZipFile) -> dict[str, str]:
     """The files of stations in an archive, by station."""
-    return {m[1]: name for name in archive.namelist() if (m := _MEMBER.fullmatch(name))}
+    found: dict[str, str] = {}
+    for name in archive.namelist():
+        if match := _MEMBER.fullmatch(name):
+            if other := found.get(match[1]):
+                raise ValueError(
+                    f"data must hold one file of each station, and holds two of {match[1]}: "
+                    f"{other} and {name}"
+                )
+            found[match[1]] = name
+    return found
 
 
 def _check_stations(found: list[str], path: Path) -> None:

@@ -55,10 +55,18 @@ def open_zip(file: str | Path | IO[bytes], name: str | Path) -> Iterator[zipfile
         name: what to call it.
 
     Raises:
-        ValueError: it is damaged or encrypted, found on opening or on reading.
+        ValueError: it is damaged or encrypted, found on opening or on reading; or a member is
+            compressed by another method than deflate.
     """
     try:
         with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                # Of bzip2 and LZMA a few bytes may unpack to any size, however little is asked for.
+                if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise ValueError(
+                        f"data must be a zip file of members that are stored or deflated, {name} "
+                        f"has {member.filename}, compressed by method {member.compress_type}"
+                    )
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         # RuntimeError is what zipfile raises for an encrypted archive, and its subclass

@@ -11,11 +11,14 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import itertools
 import re
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -86,13 +89,15 @@ def files(path: str | Path) -> list[Path]:
 
     Raises:
         FileNotFoundError: one is missing.
-        ValueError: ``path`` is a pickle, or a list of images is none.
+        ValueError: ``path`` is a pickle, a list of images is none or names one twice, or a class is
+            in two splits.
     """
     path = Path(path)
     if path.suffix in (".pkl", ".pickle"):
         raise _pickled(path)
     arrays = [path / f"{stem}.npz" for stem in SPLITS.values()]
     if all(file.is_file() for file in arrays):
+        _check_apart({split: _array_labels(path, split) for split in SPLITS}, path)
         return arrays
     lists = [path / f"{stem}.csv" for stem in SPLITS.values()]
     if not all(file.is_file() for file in lists):
@@ -106,7 +111,12 @@ def files(path: str | Path) -> list[Path]:
             "The lists are published at github.com/twitter-research/meta-learning-lstm, in the "
             "folder data/miniImagenet; the images are ImageNet's (research alone)",
         )
-    images = [path / "images" / name for s in SPLITS for name, _ in _listed(path, s)]
+    rows = {split: _listed(path, split) for split in SPLITS}
+    _check_apart({split: [label for _, label in found] for split, found in rows.items()}, path)
+    names = Counter(name for found in rows.values() for name, _ in found)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ValueError(f"{path} must list every image once, {twice[0]} is there twice")
+    images = [path / "images" / name for name in names]
     for image in images:
         if not image.is_file():
             raise not_found(
@@ -195,36 +205,59 @@ def _classes(labels: list[str], file: Path, split: str, hint: str = "") -> list[
     return sorted(counts)
 
 
+def _check_apart(labels: dict[str, list[str]], path: Path) -> None:
+    """Requires splits without a class in common; integers may count the classes of each anew."""
+    for one, other in itertools.combinations(labels, 2):
+        both = sorted(set(labels[one]) & set(labels[other]))
+        if named := [label for label in both if not label.isdecimal()]:
+            raise ValueError(
+                f"{path} must have splits of different classes, {SPLITS[one]} and {SPLITS[other]} "
+                f"have {len(named)} in common: {', '.join(named[:5])}"
+            )
+
+
+def _array_labels(path: Path, split: str) -> list[str]:
+    """The label of each image of a split's archive."""
+    file = path / f"{SPLITS[split]}.npz"
+    with open_zip(file, file) as archive:
+        return _labels(archive, file, split)
+
+
+def _labels(archive: zipfile.ZipFile, file: Path, split: str) -> list[str]:
+    most = 2 * CLASSES[split] * PER_CLASS
+    for member in ("images.npy", "labels.npy"):
+        if member not in archive.namelist():
+            raise ValueError(
+                f"{file} must hold the arrays images and labels, got "
+                f"{', '.join(archive.namelist()[:5]) or 'none'}"
+            )
+    with archive.open("labels.npy") as stream:
+        shape, _, dtype = _header(stream, file)
+        if (
+            len(shape) != 1
+            or not 0 <= shape[0] <= most
+            or dtype.kind not in "iuUS"
+            or dtype.itemsize > 256
+        ):
+            raise ValueError(
+                f"{file}: labels must be [n] integers or strings, n at most {most}, got shape "
+                f"{shape} of {dtype}"
+            )
+        content = stream.read(shape[0] * dtype.itemsize)
+    if len(content) != shape[0] * dtype.itemsize:
+        raise ValueError(f"{file}: labels must be whole, and end early")
+    values = np.frombuffer(content, dtype)
+    labels = [v.decode("ascii", "replace") if isinstance(v, bytes) else str(v) for v in values]
+    for label in set(labels):
+        if not _LABEL.fullmatch(label):
+            raise ValueError(f"{file}: labels must be such as n01532829, got {label!r}")
+    return labels
+
+
 def _from_arrays(path: Path, split: str) -> Iterator[dict[str, Any]]:
     file = path / f"{SPLITS[split]}.npz"
-    most = 2 * CLASSES[split] * PER_CLASS
     with open_zip(file, file) as archive:
-        for member in ("images.npy", "labels.npy"):
-            if member not in archive.namelist():
-                raise ValueError(
-                    f"{file} must hold the arrays images and labels, got "
-                    f"{', '.join(archive.namelist()[:5]) or 'none'}"
-                )
-        with archive.open("labels.npy") as stream:
-            shape, fortran, dtype = _header(stream, file)
-            if (
-                len(shape) != 1
-                or not 0 <= shape[0] <= most
-                or dtype.kind not in "iuUS"
-                or dtype.itemsize > 256
-            ):
-                raise ValueError(
-                    f"{file}: labels must be [n] integers or strings, n at most {most}, got shape "
-                    f"{shape} of {dtype}"
-                )
-            content = stream.read(shape[0] * dtype.itemsize)
-        if len(content) != shape[0] * dtype.itemsize:
-            raise ValueError(f"{file}: labels must be whole, and end early")
-        values = np.frombuffer(content, dtype)
-        labels = [v.decode("ascii", "replace") if isinstance(v, bytes) else str(v) for v in values]
-        for label in set(labels):
-            if not _LABEL.fullmatch(label):
-                raise ValueError(f"{file}: labels must be such as n01532829, got {label!r}")
+        labels = _labels(archive, file, split)
         classes = _classes(labels, file, split)
         with archive.open("images.npy") as stream:
             shape, fortran, dtype = _header(stream, file)
@@ -246,14 +279,11 @@ def _header(stream: Any, file: Path) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Shape, order and dtype of an array in NumPy's format, nothing of which is executed."""
     try:
         version = np.lib.format.read_magic(stream)
-        read = {
-            (1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0,
-        }
-        if version not in read:
+        if version != (1, 0):  # a header of the others may claim 4 GB
             raise ValueError(f"version {version} of NumPy's format")
-        return read[version](stream)
-    except ValueError as error:
+        return np.lib.format.read_array_header_1_0(stream)
+    # What Python's parser makes of a header that is no dict is not a ValueError alone.
+    except (ValueError, SyntaxError, TokenError, MemoryError, RecursionError) as error:
         raise ValueError(f"{file} must hold plain arrays: {error}") from None
 
 

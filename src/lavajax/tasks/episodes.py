@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -135,9 +136,9 @@ def episodes(
         std: standard deviation, likewise.
 
     Raises:
-        ValueError: the images are no bytes, or not square where they are turned; a label is out of
-            range, or in a split twice or in two; a split has less than N classes; a class has less
-            than K + queries images.
+        ValueError: the images are no bytes, or not square where they are turned; a label is no
+            integer, out of range, or in a split twice or in two; a split has less than N classes; a
+            class has less than K + queries images.
     """
     images, labels = np.asarray(data.images), np.asarray(data.labels)
     if images.ndim != 4 or images.dtype != np.uint8:
@@ -146,8 +147,18 @@ def episodes(
         )
     if rotations and images.shape[1] != images.shape[2]:
         raise ValueError(f"rotations need square images, got {images.shape[1]}x{images.shape[2]}")
-    count = np.bincount(labels, minlength=len(data.names))
-    every = [int(label) for split in SPLITS for label in classes[split]]
+    whole = labels.shape == images.shape[:1] and labels.dtype.kind in "iu"
+    if not whole or np.any((labels < 0) | (labels >= len(data.names))):
+        raise ValueError(
+            f"data.labels must be [{len(images)}] integers from 0 to {len(data.names) - 1}, got "
+            f"{labels.dtype} {list(labels.shape)}"
+            + (f" from {labels.min()} to {labels.max()}" if whole else "")
+        )
+    count = np.bincount(labels.astype(np.int64), minlength=len(data.names))
+    given = [label for split in SPLITS for label in classes[split]]
+    if not all(isinstance(label, numbers.Integral) for label in given):
+        raise ValueError(f"classes must be integers, got {given}")
+    every = [int(label) for label in given]
     used = sorted(set(every))
     if used and not (used[0] >= 0 and used[-1] < len(data.names)):
         raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -117,7 +118,11 @@ class Table:
                 standard deviation over the training groups.
             known: the names of groups whose split is settled; all others are then for test, at
                 least one. They need not be in the table, and a split may be left with none, from
-                which nothing can be drawn. None: groups are held out by ``split_seed``.
+                which nothing can be drawn. Names are compared as text: ``"002"`` is not 2. None:
+                groups are held out by ``split_seed``.
+
+        Warns:
+            UserWarning: none of the groups known of a split is in the table.
 
         Raises:
             ValueError: a column is missing, constant, or holds text, dates or infinities; there
@@ -315,6 +320,15 @@ def _settled(
     for split, names in known.items():
         if split not in SPLITS:
             raise ValueError(f"known must have splits of {', '.join(SPLITS)}, got {split!r}")
+        if isinstance(names, str):
+            raise ValueError(f"known must have a list of names for each split, got {names!r}")
+        if len(names) and not set(names) & set(labels):
+            warnings.warn(
+                f"known has {len(names)} groups for {split} ({shorten(list(map(repr, names)))}), "
+                "and none of them is in the table, whose groups are "
+                f"{shorten(list(map(repr, labels)))}: all of these count as unseen",
+                stacklevel=4,
+            )
         for name in names:
             if split_of.setdefault(name, split) != split:
                 raise ValueError(

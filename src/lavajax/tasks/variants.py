@@ -110,9 +110,15 @@ class FixedTasks:
 
         Raises:
             ValueError: ``tasks`` is not a source, or its points are not all alike: with a mask, or
-                with noise on the support alone. Such a variant goes around this one.
+                with noise on the support alone (such a variant goes around this one); or they are
+                of classes, each of which the support has examples of.
         """
         check_source(self.tasks)
+        if getattr(self.tasks, "clean_query", False):
+            raise ValueError(
+                "FixedTasks.tasks must have clean_query=False, got True: targets without noise "
+                "would move from query to support"
+            )
         if isinstance(self.tasks, NoisyLabels):
             raise ValueError(
                 "FixedTasks.tasks must be without noise, which would move from support to query: "
@@ -127,6 +133,11 @@ class FixedTasks:
             raise ValueError(
                 "FixedTasks.tasks must have points without a mask, which is not split anew: give "
                 "VaryingShots(FixedTasks(...), sizes)"
+            )
+        if not jnp.issubdtype(task.support.y.dtype, jnp.floating):
+            raise ValueError(
+                f"FixedTasks.tasks must have real targets, got {task.support.y.dtype}: split anew, "
+                "a support may be left without an example of a class"
             )
         every = points.concatenate(task.support, task.query)
         order = jax.random.permutation(order_key, every.x.shape[0])

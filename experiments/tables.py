@@ -171,14 +171,16 @@ class Table:
         """LAVA against the methods that the paper compares it with, and the best of it against all.
 
         Means and standard deviations over seeds; a ratio of errors above 1 says that LAVA is lower,
-        a difference of accuracies below 0 that it is higher. Methods of which a seed has diverged
-        are left out, and named.
+        a difference of accuracies below 0 that it is higher. The best are those of the test errors.
+        Methods of which a seed has diverged are left out, and named, and so are rows with a setting
+        chosen by hand.
         """
         papers = {row.name for row in self.rows if row.paper}
+        by_hand = {row.name for row in self.rows if row.by_hand}
         lines = []
         for column in self.columns:
             there = [row.name for row in self.rows if (row.name, column) in self.found]
-            errors = {name: self.errors(name, column) for name in there}
+            errors = {n: self.errors(n, column) for n in there if n not in by_hand}
             lost = [name for name, values in errors.items() if np.isnan(values).any()]
             means = {n: float(values.mean()) for n, values in errors.items() if n not in lost}
             lava = {name: mean for name, mean in means.items() if name.startswith("LAVA")}
@@ -190,6 +192,8 @@ class Table:
                 apart = f"{other / ours:.3g} times as much"
                 if self.metric == "accuracy":
                     apart = f"{100 * (other - ours):+.2g} percentage points"
+                if _is_within_spread(errors[name], errors[own]):
+                    apart += ", within the spread over seeds"
                 return f"{_spread(errors[name])} ({name}), {apart}"
 
             parts = []
@@ -204,18 +208,20 @@ class Table:
                     f"the best form of LAVA {_spread(errors[best])} ({best}), the best of all "
                     f"others {told(self._best(others), best)}"
                 )
-            if parts and lost:
-                parts.append(f"left out: {', '.join(lost)}")
+            left_out = [name for name in there if name in by_hand or name in lost]
+            if parts and left_out:
+                parts.append(f"left out: {', '.join(left_out)}")
             if parts:
                 lines.append(f"- {column}: {'; '.join(parts)}.")
         return "\n".join(lines)
 
     def sampling(self) -> str:
-        """The standard error over test tasks of each column's best row, where its cells have it.
+        """The standard error over test tasks of each column's best row, where any cells have it.
 
-        The spread over seeds does not show it: all seeds are scored on the same tasks.
+        The spread over seeds does not show it: all seeds are scored on the same tasks. It is that
+        of independent tasks.
         """
-        parts = []
+        parts, unknown = [], []
         for column in self.columns:
             errors = {name: self.errors(name, at) for name, at in self.found if at == column}
             means = {n: float(each.mean()) for n, each in errors.items() if np.isfinite(each).all()}
@@ -225,8 +231,11 @@ class Table:
             seeds = self.found[best, column]["seeds"]
             if known := [s["standard_error"] for s in seeds if "standard_error" in s]:
                 parts.append(f"{np.median(known):.1g} at {column} ({best})")
+            else:  # a cell of an earlier version
+                unknown.append(f"not known at {column} ({best})")
         if not parts:
             return ""
+        parts += unknown
         return (
             "± is the spread over seeds alone: all rows and seeds are scored on the same test "
             "tasks. The standard error of a mean over these tasks, for each column's best row: "
@@ -319,6 +328,14 @@ def rows_of(extended: bool) -> tuple[Row, ...]:
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _is_within_spread(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two means over seeds are less than two standard errors of their difference apart."""
+    if min(len(one), len(other)) < 2:
+        return False
+    error = np.sqrt(one.var(ddof=1) / len(one) + other.var(ddof=1) / len(other))
+    return bool(abs(one.mean() - other.mean()) < 2 * error)
 
 
 def _spread(errors: np.ndarray) -> str:

@@ -193,6 +193,26 @@ def test_every_result_in_the_repository_is_one_that_would_not_be_computed_again(
     assert kept == found
 
 
+def test_notes_on_sine_waves_are_shown_where_their_rows_are():
+    from items.sine_table import NEEDED, NOTES, SHOTS, _notes
+    from protocols import EXTENDED_ROWS, PAPER_ROWS
+
+    class Cells:
+        found = {(row.name, f"N = {n}") for row in PAPER_ROWS for n in SHOTS}
+
+    head, *notes = NOTES.strip().split("\n- **")
+    of = {begin: [note for note in notes if note.startswith(begin)] for begin in NEEDED}
+    assert all(len(each) == 1 for each in of.values())
+    assert {row for rows in NEEDED.values() for row in rows} <= {row.name for row in EXTENDED_ROWS}
+    shown = _notes(Cells)
+    assert shown.startswith(head)
+    assert [note in shown for note in notes] == [[note] not in of.values() for note in notes]
+    Cells.found |= {(row.name, f"N = {n}") for row in EXTENDED_ROWS for n in SHOTS}
+    assert _notes(Cells) == NOTES.strip()
+    Cells.found.remove(("MetaMix", "N = 20"))
+    assert _notes(Cells) == ""
+
+
 def test_what_makes_no_sense_is_refused(paper, capsys):
     for args, reason in (
         (["sines"], "item must be of sine, "),
@@ -369,6 +389,34 @@ def test_a_choice_that_diverges_in_training_gives_way_to_the_next(paper, tmp_pat
     assert len(table.job(row, "N = 2").trained(folders)) == 1
     with pytest.raises(FloatingPointError, match="seed 1 of ANIL N=2 has diverged"):
         table.job(row, "N = 2").params(folders, 1)
+
+
+def test_comparisons_leave_out_what_was_chosen_by_hand_and_tell_the_spread(tmp_path):
+    from protocols import QUICK, Row
+    from tables import Table
+
+    method = lavajax.Ridge()
+    rows = (
+        *(Row("LAVA", method), Row("LAVA, firm", method, by_hand=True)),
+        *(Row("near", method), Row("far", method)),
+    )
+    seeds = {"LAVA": (1.0, 1.2), "LAVA, firm": (0.1, 0.1), "near": (1.1, 1.3), "far": (3.0, 3.1)}
+    table = Table("sine", {"N = 2": lavajax.Sine(shots=2)}, QUICK, rows)
+    table.__dict__["found"] = {
+        (name, "N = 2"): {"seeds": [{"mse": mse} for mse in errors]}
+        for name, errors in seeds.items()
+    }
+    text = table.compare()
+    assert "the best form of LAVA 1.1 ± 0.1 (LAVA), the best of all others 1.2 ± 0.1 (near)" in text
+    assert text.endswith("1.09 times as much, within the spread over seeds; left out: LAVA, firm.")
+    del table.found["near", "N = 2"]
+    assert "3.05 ± 0.07 (far), 2.77 times as much; left out" in table.compare()
+    # A column whose best cell is of an earlier version is named.
+    assert table.sampling() == ""
+    table.columns["N = 10"] = lavajax.Sine(shots=10)
+    table.found["far", "N = 10"] = {"seeds": [{"mse": 1.0, "standard_error": 0.2}]}
+    end = "best row: 0.2 at N = 10 (far); not known at N = 2 (LAVA, firm)."
+    assert table.sampling().endswith(end)
 
 
 class _Score:

@@ -73,7 +73,8 @@ class Row:
         name: as the table shows it.
         method: the method; its inner steps are chosen where ``searched``.
         searched: whether the number of inner steps is chosen.
-        optimizer: ``"adam"``, or ``"sgd"`` at a constant rate, which is then given.
+        optimizer: ``"adam"``, or at a constant rate and without clipping ``"sgd"`` or
+            ``"constant adam"``.
         rates: outer rates to choose from, where they are not the protocol's.
         also: the name of a further setting, and what it is chosen from.
         paper: whether the paper's tables have this row.
@@ -84,7 +85,7 @@ class Row:
     name: str
     method: Any
     searched: bool = False
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd", "constant adam"] = "adam"
     rates: tuple[float, ...] | None = None
     paper: bool = False
     also: tuple[str, tuple[float, ...]] | None = None

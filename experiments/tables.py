@@ -105,17 +105,17 @@ class Table:
             value = paper_value(self.columns[column], row.method)
             beside = "" if value is None or not row.paper or what is not None else f" ({value:g})"
             there = (row.name, column) in self.found
-            return (_spread(self.errors(row.name, column, what)) if there else "") + beside
+            return (spread(self.errors(row.name, column, what)) if there else "") + beside
 
         if timed is None:
-            return self._show("method", show)
+            return self.show("method", show)
         times = {"ms a step": "step_ms", "us a task": "task_us"}
 
         def show_time(row: Row, column: str) -> str:
             known = self.found.get((row.name, timed), {}).get("times") or {}
             return f"{known[times[column]]:.3g}" if known.get(times[column]) is not None else ""
 
-        return self._show("method", show, times, show_time)
+        return self.show("method", show, times, show_time)
 
     def show_settings(self) -> str:
         """What was chosen."""
@@ -127,7 +127,7 @@ class Table:
             steps = f"S = {chosen['inner_steps']}, " if row.searched else ""
             return f"{steps}{further(row, chosen)}rate {chosen['outer_rate']:g}"
 
-        return self._show("chosen", show)
+        return self.show("chosen", show)
 
     def show_densities(self) -> str:
         """Negative log-likelihood, CRPS, and coverage, of the methods with error bars."""
@@ -148,9 +148,9 @@ class Table:
             parts += [f"{lost} of {len(seeds)} seeds diverged"] if known and lost else []
             return ", ".join(parts)
 
-        return self._show("NLL, CRPS, % inside 95 / 90 / 50% intervals", show)
+        return self.show("NLL, CRPS, % inside 95 / 90 / 50% intervals", show)
 
-    def _show(
+    def show(
         self,
         corner: str,
         show: Callable[[Row, str], str],
@@ -194,23 +194,24 @@ class Table:
                     apart = f"{100 * (other - ours):+.2g} percentage points"
                 if _is_within_spread(errors[name], errors[own]):
                     apart += ", within the spread over seeds"
-                return f"{_spread(errors[name])} ({name}), {apart}"
+                return f"{spread(errors[name])} ({name}), {apart}"
 
             parts = []
             if OURS in lava and rivals:
                 parts.append(
-                    f"LAVA in the paper's setting {_spread(errors[OURS])}, the best of the methods "
+                    f"LAVA in the paper's setting {spread(errors[OURS])}, the best of the methods "
                     f"that the paper compares it with {told(self._best(rivals), OURS)}"
                 )
             if lava and len(others) > len(rivals):
                 best = self._best(lava)
                 parts.append(
-                    f"the best form of LAVA {_spread(errors[best])} ({best}), the best of all "
+                    f"the best form of LAVA {spread(errors[best])} ({best}), the best of all "
                     f"others {told(self._best(others), best)}"
                 )
-            left_out = [name for name in there if name in by_hand or name in lost]
-            if parts and left_out:
-                parts.append(f"left out: {', '.join(left_out)}")
+            if parts and lost:
+                parts.append(f"left out, for seeds that diverged: {' and '.join(lost)}")
+            if parts and (chosen := [name for name in there if name in by_hand]):
+                parts.append(f"left out, as chosen by hand: {' and '.join(chosen)}")
             if parts:
                 lines.append(f"- {column}: {'; '.join(parts)}.")
         return "\n".join(lines)
@@ -280,7 +281,7 @@ class Table:
             value = paper_value(self.columns[column], row.method) if row.paper else None
             return f"{min(errors):.3g}{'' if value is None else f' ({value:g})'}" if errors else ""
 
-        return self._show("S = 1", show)
+        return self.show("S = 1", show)
 
     def given_up(self) -> str:
         """The cells whose first choice diverged in training."""
@@ -338,11 +339,12 @@ def _is_within_spread(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(abs(one.mean() - other.mean()) < 2 * error)
 
 
-def _spread(errors: np.ndarray) -> str:
+def spread(errors: np.ndarray) -> str:
+    """Mean ± standard deviation over seeds, or how many of them have diverged."""
     if np.isnan(errors).any():
         return f"diverged in {int(np.isnan(errors).sum())} of {len(errors)} seeds"
-    spread = f" ± {errors.std(ddof=1):.1g}" if len(errors) > 1 else ""
-    return f"{errors.mean():.3g}{spread}"
+    beside = f" ± {errors.std(ddof=1):.1g}" if len(errors) > 1 else ""
+    return f"{errors.mean():.3g}{beside}"
 
 
 def describe(protocol: Protocol, contexts: str = "4 numbers and a learned start") -> str:

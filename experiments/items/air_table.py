@@ -88,8 +88,8 @@ def render(scale: Scale, folders: Folders) -> str:
         f"{process_note(windows.protocol.test_tasks)}; and the best linear predictor by the second "
         "moments of training windows, which is about what a head that knows the hour alone can "
         "come to. "
-        "Test windows are drawn from all of that year, and overlap: the sampling error of this year "
-        "is not known from them. Measured once, for linear interpolation at N = M = 10, the "
+        "Test windows are drawn from all of that year, and overlap: the sampling error of this "
+        "year is not known from them. Measured once, for linear interpolation at N = M = 10, the "
         "standard error was 0.0034 with windows taken together by station and week, and 0.0106 by "
         "week. ± is the spread over seeds alone. " + describe(windows.protocol),
         show("windows"),

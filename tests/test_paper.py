@@ -88,7 +88,7 @@ def assert_every_item_is_there(folder):
         *("## Sine waves", "## The paper's own protocols", "## Dynamical systems"),
         *("### Trajectories", "## Task overlap"),
         *("## The space of contexts", "## Variance of the estimate", "## Error against time"),
-        *("## Radio signals", "error of the signal itself"),
+        *("## Radio signals", "| against the signal itself |"),
         *("## Label noise", "## Condition numbers", "## Curves"),
         *("## Error bars", "## Points that arrive"),
     ):

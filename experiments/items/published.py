@@ -65,7 +65,7 @@ def tables(scale: Scale, folders: Folders | None = None) -> dict[str, Table]:
     return {
         "code": make("0 to pi", CODE, CODE_ROWS, fixed((0.0, math.pi))),
         "code, all phases": make("-pi to pi", CODE, CODE_ROWS, fixed((-math.pi, math.pi))),
-        "text": make("text", TEXT, TEXT_ROWS, lambda n: lavajax.Sine(shots=n)),
+        "text": make("0 to pi", TEXT, TEXT_ROWS, lambda n: lavajax.Sine(shots=n)),
     }
 
 

@@ -62,7 +62,7 @@ def render(scale: Scale, folders: Folders) -> str:
         errors = _clean(cells.job(row, column)).result(folders)
         return spread(np.array(errors)) if errors else ""
 
-    against_signal = cells.show("error of the signal itself", show_clean)
+    against_signal = cells.show("against the signal itself", show_clean)
     return section(
         "## Radio signals, synthetic",
         "Mean squared error of the two channels of frequency-modulated signals of unit power, "
@@ -75,8 +75,7 @@ def render(scale: Scale, folders: Folders) -> str:
         "come to. " + describe(scale.protocol),
         f"{cells.show_errors()}\n{cells.show_references(scale.protocol.test_tasks)}".strip(),
         cells.sampling(),
-        "The same models against the signal without noise on the query, which support has all the "
-        "same:"
+        "The same models against queries without noise; supports have theirs:"
         if against_signal
         else "",
         against_signal,

@@ -9,7 +9,7 @@ Every one has the same network, 50 query points and Adam, and a step draws its o
 anything is timed, its loss and gradient must equal the library's at equal parameters and data.
 
 PyTorch is timed with one thread and with two, and the faster counts; XLA takes what it likes. What
-is not installed is left out, by name: pip install 'lavajax[peers]'.
+is not installed is left out, by name: pip install ".[peers]".
 """
 
 from __future__ import annotations

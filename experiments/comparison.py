@@ -270,9 +270,10 @@ def _run(
         version have no such error), means of ``DENSITIES``, and ``curve``.
     """
     curve: list[list[float]] = []  # outer steps so far, error on a few unseen tasks
+    every = job.protocol.test_tasks
+    few = every // 20 if every > 500 else every  # of few, all: one compilation for both
 
     def record(progress: lavajax.Progress) -> None:
-        few = max(2, job.protocol.test_tasks // 20)
         error = _score(source, progress.state.params, "test", few, 1)
         if np.isfinite(error.mean):
             curve.append([progress.step, error.mean])
@@ -357,14 +358,16 @@ def _train(
     **options: Any,
 ) -> lavajax.Trained:
     """Trains; with ``schedule``, as the beginning of a run of so many steps."""
-    sgd = job.row.optimizer == "sgd"
+    constant = {"sgd": optax.sgd, "constant adam": optax.adam}.get(job.row.optimizer)
     return lavajax.train(
         method,
         source,
         steps=steps,
         seed=seed,
         meta_batch=job.protocol.meta_batch,
-        optimizer=optax.sgd(rate) if sgd else lavajax.outer_optimizer(schedule or steps, rate=rate),
+        optimizer=constant(rate)
+        if constant
+        else lavajax.outer_optimizer(schedule or steps, rate=rate),
         **{"chunk": max(steps // 20, 1), **options},
     )
 

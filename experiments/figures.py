@@ -48,6 +48,7 @@ LOOKS: dict[str, tuple[str, Any]] = {
     "VFML, storm": (SKY, _LONG),
     "ridge head": (PURPLE, "-"),
     "ALPaCA": (PURPLE, "--"),
+    "ALPaCA, firm": (PURPLE, _SHORT),
     "ALPaCA, MSE": (PURPLE, _LONG),
     "DKT, linear": (PURPLE, ":"),
     "DKT, RBF": (PURPLE, "-."),

@@ -1,12 +1,13 @@
 """The tables and figures of the paper, and ours beside them.
 
-    python experiments/paper.py --all
+    python experiments/paper.py --all --data FOLDER
     python experiments/paper.py sine --extended
 
 Results go cell by cell into small files under ``results/``, from which ``RESULTS.md`` and the
 figures are made anew each time; trained parameters stay outside the repository, under
 ``runs/paper``. What is there, with the same settings and of files of the same content, is not
-computed again: stop it anywhere, and start it again. ``--render`` only draws.
+computed again: stop it anywhere, and start it again. ``--render`` only draws. Items of published
+files are left out without ``--data``; RESULTS.md says which paths this folder must hold.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from items import (
     noise,
     omniglot_table,
     overlap,
+    published,
     qualitative,
     radio_table,
     rollouts,
@@ -54,6 +56,7 @@ from works import Clock, Folders, Item, Work
 ROOT = Path(__file__).resolve().parents[1]
 ITEMS: dict[str, Item] = {
     "sine": sine_table,
+    "published": published,
     "systems": systems_table,
     "air": air_table,
     "stations": stations,
@@ -181,10 +184,14 @@ def make(args: argparse.Namespace) -> int:
         except Exception:  # the other sections are written all the same
             traceback.print_exc()
             failed.append(f"rendering of {name}")
-    command = "python experiments/paper.py " + (
-        "--all --quick" if args.quick else "--all --extended"
-    )
-    head = ["# Results", f"All of it is made by `{command}`, or item by item; see `--help`."]
+    how = "--quick" if args.quick else "--extended"
+    command = f"python experiments/paper.py --all {how} --data FOLDER"
+    of_data = {each.data for item in ITEMS.values() for each in item.works(everything) if each.data}
+    head = [
+        "# Results",
+        f"All of it is made by `{command}`, or item by item; see `--help`. FOLDER holds the "
+        f"published files, {' and '.join(f'`{path}`' for path in sorted(of_data))}.",
+    ]
     with disk.writing(results.parent):
         results.parent.mkdir(parents=True, exist_ok=True)
     write_whole(results.parent / "RESULTS.md", "\n\n".join([*head, *filter(None, sections)]) + "\n")

@@ -73,19 +73,23 @@ class Row:
         name: as the table shows it.
         method: the method; its inner steps are chosen where ``searched``.
         searched: whether the number of inner steps is chosen.
-        optimizer: ``"adam"``, or ``"sgd"`` at a constant rate, which is then given.
+        optimizer: ``"adam"``, or at a constant rate and without clipping ``"sgd"`` or
+            ``"constant adam"``.
         rates: outer rates to choose from, where they are not the protocol's.
         also: the name of a further setting, and what it is chosen from.
         paper: whether the paper's tables have this row.
+        by_hand: whether a setting was chosen for this row by hand: no match for rows whose settings
+            are their defaults, and not compared with them.
     """
 
     name: str
     method: Any
     searched: bool = False
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "sgd", "constant adam"] = "adam"
     rates: tuple[float, ...] | None = None
     paper: bool = False
     also: tuple[str, tuple[float, ...]] | None = None
+    by_hand: bool = False
 
     def candidates(self, protocol: Protocol) -> list[tuple[Any, float]]:
         """The methods and outer rates to choose from."""
@@ -120,7 +124,7 @@ PAPER_ROWS = (
     Row("LAVA, learned epsilon", lavajax.Lava(learn_epsilon=True)),
     Row("LAVA, converged", lavajax.lava_converged()),
     Row("LAVA, Bayesian", lavajax.lava_bayesian()),
-    Row("LAVA, Bayesian, firm", lavajax.lava_bayesian(epsilon=10.0)),
+    Row("LAVA, Bayesian, firm", lavajax.lava_bayesian(epsilon=10.0), by_hand=True),
     Row("LAVA, context", lavajax.Lava(subspace=CONTEXT)),
     Row("LAVA, context, at prior", lavajax.Lava(subspace=CONTEXT, curvature_at="prior")),
     Row("LAVA, all weights", lavajax.Lava(subspace=FULL)),
@@ -145,6 +149,7 @@ EXTENDED_ROWS = (
     Row("iMAML", lavajax.IMaml(curvature="ggn")),
     Row("hypernetwork", lavajax.HyperNetwork()),
     Row("ALPaCA", lavajax.Alpaca()),
+    Row("ALPaCA, firm", lavajax.Alpaca(prior_precision=10.0), by_hand=True),
     Row("ALPaCA, MSE", lavajax.Alpaca(outer="mse")),
     Row("DKT, linear", lavajax.Dkt(kernel="linear")),
     Row("DKT, RBF", lavajax.Dkt(kernel="rbf")),

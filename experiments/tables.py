@@ -105,17 +105,17 @@ class Table:
             value = paper_value(self.columns[column], row.method)
             beside = "" if value is None or not row.paper or what is not None else f" ({value:g})"
             there = (row.name, column) in self.found
-            return (_spread(self.errors(row.name, column, what)) if there else "") + beside
+            return (spread(self.errors(row.name, column, what)) if there else "") + beside
 
         if timed is None:
-            return self._show("method", show)
+            return self.show("method", show)
         times = {"ms a step": "step_ms", "us a task": "task_us"}
 
         def show_time(row: Row, column: str) -> str:
             known = self.found.get((row.name, timed), {}).get("times") or {}
             return f"{known[times[column]]:.3g}" if known.get(times[column]) is not None else ""
 
-        return self._show("method", show, times, show_time)
+        return self.show("method", show, times, show_time)
 
     def show_settings(self) -> str:
         """What was chosen."""
@@ -127,7 +127,7 @@ class Table:
             steps = f"S = {chosen['inner_steps']}, " if row.searched else ""
             return f"{steps}{further(row, chosen)}rate {chosen['outer_rate']:g}"
 
-        return self._show("chosen", show)
+        return self.show("chosen", show)
 
     def show_densities(self) -> str:
         """Negative log-likelihood, CRPS, and coverage, of the methods with error bars."""
@@ -148,9 +148,9 @@ class Table:
             parts += [f"{lost} of {len(seeds)} seeds diverged"] if known and lost else []
             return ", ".join(parts)
 
-        return self._show("NLL, CRPS, % inside 95 / 90 / 50% intervals", show)
+        return self.show("NLL, CRPS, % inside 95 / 90 / 50% intervals", show)
 
-    def _show(
+    def show(
         self,
         corner: str,
         show: Callable[[Row, str], str],
@@ -171,14 +171,16 @@ class Table:
         """LAVA against the methods that the paper compares it with, and the best of it against all.
 
         Means and standard deviations over seeds; a ratio of errors above 1 says that LAVA is lower,
-        a difference of accuracies below 0 that it is higher. Methods of which a seed has diverged
-        are left out, and named.
+        a difference of accuracies below 0 that it is higher. The best are those of the test errors.
+        Methods of which a seed has diverged are left out, and named, and so are rows with a setting
+        chosen by hand.
         """
         papers = {row.name for row in self.rows if row.paper}
+        by_hand = {row.name for row in self.rows if row.by_hand}
         lines = []
         for column in self.columns:
             there = [row.name for row in self.rows if (row.name, column) in self.found]
-            errors = {name: self.errors(name, column) for name in there}
+            errors = {n: self.errors(n, column) for n in there if n not in by_hand}
             lost = [name for name, values in errors.items() if np.isnan(values).any()]
             means = {n: float(values.mean()) for n, values in errors.items() if n not in lost}
             lava = {name: mean for name, mean in means.items() if name.startswith("LAVA")}
@@ -190,32 +192,37 @@ class Table:
                 apart = f"{other / ours:.3g} times as much"
                 if self.metric == "accuracy":
                     apart = f"{100 * (other - ours):+.2g} percentage points"
-                return f"{_spread(errors[name])} ({name}), {apart}"
+                if _is_within_spread(errors[name], errors[own]):
+                    apart += ", within the spread over seeds"
+                return f"{spread(errors[name])} ({name}), {apart}"
 
             parts = []
             if OURS in lava and rivals:
                 parts.append(
-                    f"LAVA in the paper's setting {_spread(errors[OURS])}, the best of the methods "
+                    f"LAVA in the paper's setting {spread(errors[OURS])}, the best of the methods "
                     f"that the paper compares it with {told(self._best(rivals), OURS)}"
                 )
             if lava and len(others) > len(rivals):
                 best = self._best(lava)
                 parts.append(
-                    f"the best form of LAVA {_spread(errors[best])} ({best}), the best of all "
+                    f"the best form of LAVA {spread(errors[best])} ({best}), the best of all "
                     f"others {told(self._best(others), best)}"
                 )
             if parts and lost:
-                parts.append(f"left out: {', '.join(lost)}")
+                parts.append(f"left out, for seeds that diverged: {' and '.join(lost)}")
+            if parts and (chosen := [name for name in there if name in by_hand]):
+                parts.append(f"left out, as chosen by hand: {' and '.join(chosen)}")
             if parts:
                 lines.append(f"- {column}: {'; '.join(parts)}.")
         return "\n".join(lines)
 
     def sampling(self) -> str:
-        """The standard error over test tasks of each column's best row, where its cells have it.
+        """The standard error over test tasks of each column's best row, where any cells have it.
 
-        The spread over seeds does not show it: all seeds are scored on the same tasks.
+        The spread over seeds does not show it: all seeds are scored on the same tasks. It is that
+        of independent tasks.
         """
-        parts = []
+        parts, unknown = [], []
         for column in self.columns:
             errors = {name: self.errors(name, at) for name, at in self.found if at == column}
             means = {n: float(each.mean()) for n, each in errors.items() if np.isfinite(each).all()}
@@ -225,8 +232,11 @@ class Table:
             seeds = self.found[best, column]["seeds"]
             if known := [s["standard_error"] for s in seeds if "standard_error" in s]:
                 parts.append(f"{np.median(known):.1g} at {column} ({best})")
+            else:  # a cell of an earlier version
+                unknown.append(f"not known at {column} ({best})")
         if not parts:
             return ""
+        parts += unknown
         return (
             "± is the spread over seeds alone: all rows and seeds are scored on the same test "
             "tasks. The standard error of a mean over these tasks, for each column's best row: "
@@ -271,7 +281,7 @@ class Table:
             value = paper_value(self.columns[column], row.method) if row.paper else None
             return f"{min(errors):.3g}{'' if value is None else f' ({value:g})'}" if errors else ""
 
-        return self._show("S = 1", show)
+        return self.show("S = 1", show)
 
     def given_up(self) -> str:
         """The cells whose first choice diverged in training."""
@@ -321,11 +331,20 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _spread(errors: np.ndarray) -> str:
+def _is_within_spread(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two means over seeds are less than two standard errors of their difference apart."""
+    if min(len(one), len(other)) < 2:
+        return False
+    error = np.sqrt(one.var(ddof=1) / len(one) + other.var(ddof=1) / len(other))
+    return bool(abs(one.mean() - other.mean()) < 2 * error)
+
+
+def spread(errors: np.ndarray) -> str:
+    """Mean ± standard deviation over seeds, or how many of them have diverged."""
     if np.isnan(errors).any():
         return f"diverged in {int(np.isnan(errors).sum())} of {len(errors)} seeds"
-    spread = f" ± {errors.std(ddof=1):.1g}" if len(errors) > 1 else ""
-    return f"{errors.mean():.3g}{spread}"
+    beside = f" ± {errors.std(ddof=1):.1g}" if len(errors) > 1 else ""
+    return f"{errors.mean():.3g}{beside}"
 
 
 def describe(protocol: Protocol, contexts: str = "4 numbers and a learned start") -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import resource
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.flatten_util import ravel_pytree
 
 import lavajax as lj
@@ -186,6 +189,20 @@ def points_for(method, n, seed=0, mask=None):
     if isinstance(method.point_loss, lj.CrossEntropy):
         return make_labels(n, 3, seed=seed, mask=mask)
     return make_points(n, 2, seed=seed, mask=mask)
+
+
+def call_script(script, *args, columns=120):
+    """Calls a script's main in this process; its exit code, and what it printed."""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [f"{script.__name__}.py", *map(str, args)])
+        patch.setenv("COLUMNS", str(columns))
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            try:
+                code = script.main()
+            except SystemExit as stop:  # the command-line parser's own way to refuse
+                code = stop.code
+    return code, out.getvalue()
 
 
 @contextlib.contextmanager

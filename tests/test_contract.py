@@ -23,6 +23,7 @@ from helpers import (
 )
 from lavajax.evaluate import task_scores
 from lavajax.outer import BatchExpectation
+from lavajax.points import mean_metric
 from lavajax.types import TrainState
 
 # A stationary kernel does not see the bias of a last linear layer.
@@ -117,6 +118,12 @@ def setting(name: str, n: int = 5) -> tuple[lavajax.MetaParams, lavajax.Points]:
     return make_params(METHODS[name], support), support
 
 
+@jax.jit
+def judged(params: lavajax.MetaParams, task: lavajax.Task, key: jax.Array):
+    """The outer loss of a task, and its scores; compiled, which is one program and not hundreds."""
+    return params.method.loss(params, task, key), task_scores(params, task, key)
+
+
 @every_method
 def test_method_is_a_value(name):
     """It rides in pytrees as static metadata: equal and hashed by value, never changed."""
@@ -143,14 +150,21 @@ def test_shapes_and_finite_values(name):
         elif variance is not None:
             assert variance.shape == prediction.mean.shape
             assert jnp.all(variance > 0)
-    loss = params.method.loss(params, lavajax.Task(support, query), jax.random.key(0))
+    loss, scores = judged(params, lavajax.Task(support, query), jax.random.key(0))
     assert loss.shape == ()
-    scores = task_scores(params, lavajax.Task(support, query), jax.random.key(0))
     if name in PROBABILISTIC and name in REGRESSION:
         assert 0 <= scores["coverage"] <= 1
     assert ("nll" in scores) == (prediction.noise is not None)
     assert all(score.shape == () for score in scores.values())
     assert_finite([adapted.block, prediction.mean, loss, scores])
+
+
+@pytest.mark.parametrize("name", ["lava full, adapted", "lava, error bars", "anil"])
+def test_loss_and_scores_are_the_same_without_jit(name):
+    params, support = setting(name)
+    task, key = lavajax.Task(support, points_for(name, 7, seed=1)), jax.random.key(0)
+    eager = params.method.loss(params, task, key), task_scores(params, task, key)
+    assert_close(eager, judged(params, task, key), 1e-4)
 
 
 @every_method
@@ -209,19 +223,16 @@ def test_outputs_of_a_head_may_be_permuted(name, x64):
 
 @every_method
 def test_query_labels_do_not_leak_into_adaptation(name):
-    """Adaptation and prediction read the support and the query's inputs, and nothing else."""
+    """Tasks that differ in them alone are scored by the same predictions."""
     params, support = setting(name)
-    query = points_for(name, 6, seed=1)
-
-    def predicted(y):
-        task = lavajax.Task(support, lavajax.Points(query.x, y))
-        adapted = params.method.adapt(params, task.support, key=None)
-        return params.method.predict(params, adapted, task.query.x).mean
-
-    jaxpr = jax.make_jaxpr(predicted)(query.y)
-    (labels,) = jaxpr.jaxpr.invars
-    used = [v for eqn in jaxpr.jaxpr.eqns for v in eqn.invars if v is labels]
-    assert not used
+    query, other = points_for(name, 6, seed=1), points_for(name, 6, seed=2)
+    predicted = lavajax.predict(params, lavajax.adapt(params, support), query.x).mean
+    score = jax.jit(task_scores)
+    for y in (query.y, other.y):
+        asked = lavajax.Points(query.x, y)
+        expected = mean_metric(params.method.point_loss, predicted, asked)
+        found = score(params, lavajax.Task(support, asked))["values"]
+        assert_close(found, expected, 1e-4)
     # and the loss, of course, does read them
     loss = jax.make_jaxpr(
         lambda y: params.method.loss(
@@ -288,7 +299,7 @@ def test_outer_step_counts_moves_every_learned_leaf_and_reports_the_loss(name):
         params, tx.init(params.learned), method.memory(params), jax.random.key(1), jnp.int32(4)
     )
     new, metrics = jax.jit(lambda s: method.step(s, BatchExpectation(tasks, keys), tx))(state)
-    losses = jax.vmap(lambda t, k: method.loss(params, t, k))(tasks, keys)
+    losses = jax.jit(jax.vmap(lambda t, k: method.loss(params, t, k)))(tasks, keys)
     np.testing.assert_allclose(metrics["loss"], jnp.mean(losses), rtol=1e-5)
     assert metrics["grad_norm"] > 0
     assert new.step == 5

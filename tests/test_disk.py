@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import io
 import json
 import os
 import shutil
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 import lavajax
-from helpers import RELU, make_params, make_points, small_files
+from helpers import RELU, call_script, make_params, make_points, small_files
 from lavajax import disk
 from lavajax.datasets import load_omniglot, omniglot
 from test_datasets import drawings, write_zip
@@ -25,7 +24,7 @@ from works import Work
 
 ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 TINY = [
-    *("--task=sine", "--shots=3", "--hidden", "8", "--meta-batch=2", "--test-tasks=20"),
+    *("--task=sine", "--shots=3", "--hidden", "8", "--meta-batch=2", "--test-tasks=200"),
     *("--steps=40", "--report-every=10", "--checkpoint-seconds=0"),
 ]
 PARAMS = make_params(lavajax.Anil(RELU), make_points(3))
@@ -38,19 +37,9 @@ def nearly_full(monkeypatch, free):
 
 @pytest.fixture
 def call(monkeypatch, tmp_path):
-    """Calls a script in this process; its exit code and what it printed."""
+    """Calls a script in this process, in an empty folder; its exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def run(name, *args):
-        script = __import__(name)
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *args])
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            code = script.main()
-        return code, out.getvalue()
-
-    return run
+    return lambda name, *args: call_script(__import__(name), *args)
 
 
 def save(path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,26 +12,34 @@ from pathlib import Path
 import pytest
 
 import lavajax
+from helpers import call_script
 from lavajax.config import from_json
 
 ROOT = Path(__file__).resolve().parents[1]
-TINY = ["--hidden", "8", "8", "--steps=20", "--test-tasks=50", "--meta-batch=2"]
+# As many tasks as a report takes: one compilation.
+TINY = ["--hidden", "8", "8", "--steps=20", "--test-tasks=200", "--meta-batch=2"]
 
 
-def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "experiments" / "run.py"), *args],
-        cwd=cwd,
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Calls the script in this process, in an empty folder; its exit code and output."""
+    monkeypatch.chdir(tmp_path)
+    import run as script
+
+    return lambda *args: call_script(script, *args)
+
+
+def test_default_task_prints_a_table_and_writes_its_files(tmp_path):
+    """In a process of its own, as a user starts it."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "experiments" / "run.py"), "--task=sine", *TINY],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
         env={**os.environ, "COLUMNS": "100"},
     )
-
-
-def test_default_task_prints_a_table_and_writes_its_files(tmp_path):
-    done = run("--task=sine", *TINY, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "step 20/20" in done.stdout
     assert "the paper's LAVA" in done.stdout
@@ -48,13 +57,12 @@ def test_default_task_prints_a_table_and_writes_its_files(tmp_path):
     assert lines[-1]["loss"] > 0
 
 
-def test_options_of_task_method_subspace_and_seeds_reach_the_run(tmp_path):
-    done = run(
+def test_options_of_task_method_subspace_and_seeds_reach_the_run(run, tmp_path):
+    code, text = run(
         *("--task=sine", "--method=lava", "--subspace=context", "--context-size=3", "--shots=2"),
-        *("--inner-steps=converged", "--seeds=2", "--out=here", *TINY),
-        cwd=tmp_path,
+        *("--inner-steps=converged", "--seeds=2", "--out=here", "--no-figures", *TINY),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert code == 0, text
     config = json.loads((tmp_path / "here" / "config.json").read_text())
     method, task = from_json(config["method"]), from_json(config["task"])
     assert method.subspace.size == 3
@@ -63,30 +71,23 @@ def test_options_of_task_method_subspace_and_seeds_reach_the_run(tmp_path):
     results = json.loads((tmp_path / "here" / "results.json").read_text())
     assert [s["seed"] for s in results["seeds"]] == [0, 1]
     assert results["seeds"][0]["mean"] != results["seeds"][1]["mean"]
-    assert "mean of 2 seeds" in done.stdout
+    assert "mean of 2 seeds" in text
 
 
-def test_a_noisy_fixed_system_is_trained_on_and_scored_elsewhere(tmp_path):
+def test_a_noisy_fixed_system_is_trained_on_and_scored_elsewhere(run, tmp_path):
     """And --eval starts from the task as it was trained on."""
-    done = run(
-        *(
-            "--task=mass-spring",
-            "--label-noise=0.5",
-            "--fixed-tasks=5",
-            "--fixed-seed=3",
-            "--out=here",
-            *TINY,
-        ),
-        cwd=tmp_path,
+    code, text = run(
+        *("--task=mass-spring", "--label-noise=0.5", "--fixed-tasks=5", "--fixed-seed=3"),
+        *("--out=here", "--no-figures", *TINY),
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert code == 0, text
     task = from_json(json.loads((tmp_path / "here" / "config.json").read_text())["task"])
     assert task == lavajax.NoisyLabels(lavajax.FixedTasks(lavajax.MassSpring(), 5, 3), 0.5)
     scores = []
     for args in ([], ["--label-noise=0"], ["--task=mass-spring-shifted", "--shots=3"]):
-        done = run("--eval=here", "--test-tasks=50", *args, cwd=tmp_path)
-        assert done.returncode == 0, done.stdout + done.stderr
-        scores.append(done.stdout)
+        code, text = run("--eval=here", "--test-tasks=200", *args)
+        assert code == 0, text
+        scores.append(text)
     results = json.loads((tmp_path / "here" / "results.json").read_text())
     assert f"{results['seeds'][0]['mean']:.3g}" in scores[0]
     assert len(set(scores)) == 3
@@ -111,10 +112,6 @@ def test_a_noisy_fixed_system_is_trained_on_and_scored_elsewhere(tmp_path):
     ],
 )
 def test_impossible_settings_are_refused_before_anything_is_computed(args, reason, monkeypatch):
-    """In this process: what a start of Python and JAX costs is not needed ten times."""
-    import re
-
-    monkeypatch.setattr(sys, "argv", ["run.py", *args])
     import run as script
 
     def compute(*_):
@@ -122,24 +119,9 @@ def test_impossible_settings_are_refused_before_anything_is_computed(args, reaso
 
     monkeypatch.setattr(script, "execute", compute)
     monkeypatch.setattr(script.RunFolder, "new", compute)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLUMNS", "200")
-        code, text = call(script)
+    code, text = call_script(script, *args, columns=200)
     assert code == 2
     assert re.search(reason, " ".join(text.split())), text
-
-
-def call(script) -> tuple[int, str]:
-    import contextlib
-    import io
-
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-        try:
-            code = script.main()
-        except SystemExit as stop:  # the command-line parser's own way to refuse
-            code = stop.code
-    return code, out.getvalue()
 
 
 def test_subspace_is_a_choice_for_every_method_that_leaves_it_open(monkeypatch):
@@ -170,18 +152,9 @@ def test_outer_optimizer_is_a_choice(monkeypatch):
     assert updates[0] == pytest.approx(-0.01, rel=1e-4)
 
 
-def test_folder_in_use_is_refused_and_left_alone(tmp_path):
-    (tmp_path / "kept").mkdir()
-    (tmp_path / "kept" / "results.json").write_text("mine")
-    done = run("--out=kept", *TINY, cwd=tmp_path)
-    assert done.returncode == 2
-    assert "kept is in use" in done.stdout
-    assert (tmp_path / "kept" / "results.json").read_text() == "mine"
-
-
-def test_help_lists_the_options_of_the_choice_alone(tmp_path):
-    done = run("--method=cavia", "--help", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "--context-size" in done.stdout
-    assert "--shots" in done.stdout
-    assert "--epsilon" not in done.stdout
+def test_help_lists_the_options_of_the_choice_alone(run):
+    code, text = run("--method=cavia", "--help")
+    assert code == 0
+    assert "--context-size" in text
+    assert "--shots" in text
+    assert "--epsilon" not in text

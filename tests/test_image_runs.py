@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 import lavajax
+from helpers import call_script
 from lavajax.config import from_json
 from options import parse
 from test_datasets import drawings, write_zip
@@ -29,19 +29,11 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def call(monkeypatch, tmp_path, capsys):
+def call(monkeypatch, tmp_path):
     """Calls a script in this process, in an empty folder; its exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "prepared"))
-
-    def run(name: str, *args: str) -> tuple[int, str]:
-        script = __import__(name)
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *args])
-        code = script.main()
-        return code, capsys.readouterr().out
-
-    return run
+    return lambda name, *args: call_script(__import__(name), *args)
 
 
 def test_a_run_takes_loss_model_and_number_of_test_tasks_from_its_task(call, folder, tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,9 +11,11 @@ import pandas as pd
 import pytest
 
 import lavajax
-from helpers import RELU, assert_close, make_params
-from items import conditions, geometry, noise, overlap, rollouts, stations
+from helpers import RELU, Circle, assert_close, make_params
+from items import conditions, geometry, noise, overlap, published, rollouts, stations, variance
+from protocols import Scale
 from reference import field_errors
+from works import Folders
 
 
 @pytest.mark.parametrize("method", [lavajax.Anil(RELU), lavajax.Lava(RELU)], ids=["anil", "lava"])
@@ -29,23 +33,74 @@ def test_noise_adds_to_the_error_of_a_head_what_the_closed_form_says(method):
     )
 
 
-def test_condition_number_of_a_head_is_that_of_its_largest_eigenvalue():
+@dataclasses.dataclass(frozen=True)
+class Waves(Circle):
+    """Features cos(kx) and sin(kx): points that are apart have features that are."""
+
+    def features(self, weights, fixed, x, *, context=None, mask=None):
+        """``[N, 16]``."""
+        return jnp.concatenate([f(k * x) for k in range(1, 9) for f in (jnp.cos, jnp.sin)], axis=1)
+
+
+def test_condition_number_of_a_head_is_that_of_its_features():
     """sum_i H_i is singular, since 10 points have fewer directions than weights: its least is 0."""
-    wide = lavajax.MLP(hidden=(16, 16))
     source = lavajax.Sine(shots=10)
-    params = make_params(lavajax.Lava(wide), source.sample(jax.random.key(0)).support)
+    params = make_params(lavajax.Lava(Waves()), source.sample(jax.random.key(0)).support)
     found = conditions.conditions(params, 3)
-    supports = [
-        source.sample(key, "test").support for key in jax.random.split(jax.random.key(0), 3)
-    ]
     largest, counted = [], []
-    for support in supports:
-        total = np.asarray(params.method.diagnose(params, support).hessians, float).sum(axis=0)
-        values = np.linalg.eigvalsh(total)[::-1]
+    for key in jax.random.split(jax.random.key(0), 3):
+        x = np.asarray(source.sample(key, "test").support.x, np.float64)
+        z = [f(k * x) for k in range(1, 9) for f in (np.cos, np.sin)] + [np.ones_like(x)]
+        values = 2 * np.linalg.svd(np.concatenate(z, axis=1), compute_uv=False) ** 2
         largest.append(values[0])
-        counted.append(values[0] / values[9])
-    assert found["mean"] == pytest.approx(np.mean(1 + np.array(largest) / (10 * 0.1)), rel=1e-4)
-    assert found["raw_median"] > 10  # of the 10 that are not 0
+        counted.append(values[0] / values[9])  # of the 10 that are not 0
+    assert found["raw_mean"] == pytest.approx(np.mean(counted), rel=1e-6)
+    assert found["raw_median"] == pytest.approx(np.median(counted), rel=1e-6)
+    regular = 1 + np.array(largest) / (10 * 0.1)
+    assert found["mean"] == pytest.approx(np.mean(regular), rel=1e-6)
+    assert found["median"] == pytest.approx(np.median(regular), rel=1e-6)
+
+
+def test_figures_leave_out_what_has_diverged_in_every_seed(monkeypatch, tmp_path):
+    folders = Folders(tmp_path, tmp_path)
+
+    def results(module, name, made):
+        """Every cell of a figure, with a result by its name."""
+        works = module.works(Scale())
+        for work in works:
+            folders.cells(work.item).put(work.name, work.key, made(work.name == name))
+
+    results(noise, "ANIL", lambda lost: {"sizes": [5, 10], "seeds": [] if lost else [CHANGE]})
+    results(variance, "CAVIA N=10", lambda lost: {key: [] for key in SPREAD} if lost else SPREAD)
+    results(conditions, "C = 2", lambda lost: {"early": 1, "seeds": [] if lost else [NUMBERS]})
+    text = noise.render(Scale(), folders)
+    assert "Diverged in every seed: ANIL." in text
+    assert "| LAVA, the paper's setting, over the noise's variance | 1 | 0.5 |" in text
+    text = variance.render(Scale(), folders)
+    assert "Diverged in every seed: CAVIA at N = 10." in text
+    assert "| LAVA, context | 10 | 2 (step 1) | 1 | 1 | 3 |" in text
+    assert "| C = 2 |" not in conditions.render(Scale(), folders)
+
+
+def test_the_protocol_of_the_code_is_held_against_an_earlier_implementation(tmp_path):
+    table = published.tables(Scale(), Folders(tmp_path, tmp_path))["code"]
+    errors = {(published.LAVA, 1): 1.40, (published.ANIL, 1): 1.42, (published.LAVA, 10): 0.001}
+    table.__dict__["found"] = {
+        (name, f"0 to pi, N = {n}"): {"seeds": [{"mse": mse}]} for (name, n), mse in errors.items()
+    }
+    text = published._within(table)
+    assert "LAVA at N = 10 is between 0.0005 and 0.003" in text
+    assert text.endswith("at N = 1 the two are within 3% of each other.")
+    table.found[published.ANIL, "0 to pi, N = 10"] = {"seeds": [{"mse": None}, {"mse": 0.01}]}
+    assert "8 steps at N = 10 is not between 0.003 and 0.03" in published._within(table)
+
+
+CHANGE = {"clean": [1.0, 1.0], "change": [9.0, 4.5], "expected": [9.0, 4.5]}
+SPREAD = {"step": [1, 2], "mse": [3.0], "scatter": [[0.0, 1.0], [1.0, 0.0]]}
+SPREAD |= {name: [[2.0, 1.0]] for name in ("function", "parameter")}
+NUMBERS = dict.fromkeys(
+    ("early", "end"), dict.fromkeys(("raw_mean", "raw_median", "mean", "median"), 1.0)
+)
 
 
 def test_trajectories_are_those_of_the_field():

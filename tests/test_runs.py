@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import pty
@@ -15,39 +13,31 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import lavajax
+from helpers import call_script
 from slow import kill_and_resume as trial
 
 ROOT = Path(__file__).resolve().parents[1]
+# As many test tasks as a report takes: one compilation.
 TINY = [
-    *("--task=sine", "--shots=3", "--hidden", "8", "8", "--meta-batch=2", "--test-tasks=20"),
+    *("--task=sine", "--shots=3", "--hidden", "8", "8", "--meta-batch=2", "--test-tasks=200"),
     *("--steps=40", "--report-every=10", "--checkpoint-seconds=0"),
 ]
 
 
 @pytest.fixture
 def call(monkeypatch, tmp_path):
-    """Calls the script in this process; returns its exit code and what it printed."""
+    """Calls the script in this process, in an empty folder; its exit code and output."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
     import run as script
 
-    def run(*args: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["run.py", *args])
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            try:
-                code = script.main()
-            except SystemExit as stop:
-                code = stop.code
-        return code, out.getvalue()
-
-    return run
+    return partial(call_script, script)
 
 
 def steps_of(folder: Path) -> list[int]:
@@ -79,7 +69,7 @@ def test_run_folder_has_every_file_and_the_log_stays_plain(call, tmp_path):
 
     # what is scored again is what was scored
     results = json.loads((tmp_path / "a" / "results.json").read_text())
-    code, again = call("--eval=a", "--test-tasks=20")
+    code, again = call("--eval=a", "--test-tasks=200")
     assert code == 0, again
     mean = np.mean([s["mean"] for s in results["seeds"]])
     assert f"{mean:.3g}" in again
@@ -234,18 +224,16 @@ def test_second_signal_ends_a_run_whose_steps_take_long(tmp_path):
 
 def test_killed_runs_end_at_the_same_bits(tmp_path):
     """One of the fifty kills of ``slow/kill_and_resume.py``, in mid-training."""
-    moments = random.Random(1)
     expected, _ = trial.unbroken(tmp_path / "unbroken", 300)
-    for index in range(1):
-        folder = tmp_path / str(index)
-        process = start(folder, "--steps=300", *trial.OPTIONS)
-        wait_until(lambda f=folder: any((f / "checkpoints").glob("0*")), process)
-        time.sleep(moments.uniform(0, 0.4))
-        process.kill()
-        process.communicate()
-        assert not (folder / "results.json").exists()
-        for actual, wanted in zip(trial.resume(folder, 300), expected, strict=True):
-            np.testing.assert_array_equal(actual, wanted)
+    folder = tmp_path / "killed"
+    process = start(folder, "--steps=300", *trial.OPTIONS)
+    wait_until(lambda: any((folder / "checkpoints").glob("0*")), process)
+    time.sleep(random.Random(1).uniform(0, 0.4))
+    process.kill()
+    process.communicate()
+    assert not (folder / "results.json").exists()
+    for actual, wanted in zip(trial.resume(folder, 300), expected, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
 
 
 def test_progress_fits_a_terminal_of_eighty_columns(tmp_path):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
-import sys
 from pathlib import Path
 
 import jax
@@ -18,10 +15,11 @@ from sklearn.linear_model import LinearRegression, Ridge
 import lavajax as lj
 import options
 import targets
-from helpers import small_files
+from helpers import call_script, small_files
 from lavajax.tasks.base import SPLITS
 
-TINY = ["--hidden", "8", "--steps=30", "--report-every=30", "--test-tasks=20", "--meta-batch=2"]
+# As many test tasks as a report takes: one compilation.
+TINY = ["--hidden", "8", "--steps=30", "--report-every=30", "--test-tasks=200", "--meta-batch=2"]
 SIZES = {**{f"m{i}": 12 for i in range(8)}, "m8": 4, "m9": 1}
 
 
@@ -42,19 +40,6 @@ def tasks():
     return settings.tasks(frame())
 
 
-def call(script, *args: str) -> tuple[int, str]:
-    out = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["script", *map(str, args)])
-        patch.setenv("COLUMNS", "120")
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            try:
-                code = script.main()
-            except SystemExit as stop:
-                code = stop.code
-    return code, out.getvalue()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A table, and the folder ``run`` of two seeds that were trained on it."""
@@ -62,7 +47,7 @@ def folder(tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("table")
     frame().to_csv(folder / "t.csv", index=False)
-    code, text = call(
+    code, text = call_script(
         *(script, "--task=table", f"--data={folder / 't.csv'}", "--group=machine"),
         *("--x='load, kN',temp".replace("'", '"'), "--y=wear,heat", "--shots=4", "--queries=4"),
         *(*TINY, "--seeds=2", "--method=alpaca", f"--out={folder / 'run'}"),
@@ -91,7 +76,7 @@ def test_run_says_what_was_left_out_and_gives_errors_in_units(folder):
 def test_saved_run_is_scored_again_with_its_own_table(folder):
     import run as script
 
-    code, text = call(script, f"--eval={folder / 'run'}", "--test-tasks=20")
+    code, text = call_script(script, f"--eval={folder / 'run'}", "--test-tasks=200")
     assert code == 0, text
     before = (folder / "printed.txt").read_text()
     assert text.split("RMSE in the units of the data")[1] in before
@@ -131,7 +116,7 @@ def test_groups_of_another_table_that_were_trained_on_are_never_scored(folder, t
     rows = with_new_groups(folder, tmp_path / "later.csv")
     train = set(tasks().groups("train"))
     data = f"--data={tmp_path / 'later.csv'}"
-    code, text = call(script, f"--eval={folder / 'run'}", data, "--test-tasks=20")
+    code, text = call_script(script, f"--eval={folder / 'run'}", data, "--test-tasks=200")
     assert code == 0, text
     said = " ".join(text.split())
     assert "scored: 4 groups; left out: 3 that the model was trained on (" in said
@@ -140,14 +125,14 @@ def test_groups_of_another_table_that_were_trained_on_are_never_scored(folder, t
     settings = lj.Table("machine", ("load, kN", "temp"), ("wear", "heat"), shots=4, queries=4)
     params = jax.tree.map(lambda leaf: leaf[0], lj.load(folder / "run"))
     source = settings.tasks(rows, units=params.units, known={"train": sorted(train)})
-    found = targets.target_errors([params], source, 20)
+    found = targets.target_errors([params], source, 200)
     assert f"{found['references']['support mean'][0]:.4g} " in text
     assert list(found["references"])[-1] == "pooled linear regression"
 
     new = rows[rows["machine"].str.startswith("new")]
     new.to_csv(tmp_path / "new.csv", index=False)
-    code, text = call(
-        script, f"--eval={folder / 'run'}", f"--data={tmp_path / 'new.csv'}", "--test-tasks=20"
+    code, text = call_script(
+        script, f"--eval={folder / 'run'}", f"--data={tmp_path / 'new.csv'}", "--test-tasks=200"
     )
     assert code == 0, text
     assert "scored: 2 groups; left out: 0" in text
@@ -171,7 +156,7 @@ def test_a_table_without_an_unseen_group_is_not_scored(folder, tmp_path, args, r
     seen.to_csv(tmp_path / "seen.csv", index=False)
     data = f"--data={tmp_path / 'seen.csv'}"
     columns = ('--x="load, kN"',) if "--group=temp" in args else ()
-    code, text = call(script, f"--eval={folder / 'run'}", data, *columns, *args)
+    code, text = call_script(script, f"--eval={folder / 'run'}", data, *columns, *args)
     assert code == 2, text
     assert reason in " ".join(text.split())
 
@@ -210,7 +195,7 @@ def test_names_with_commas_are_quoted():
 def test_impossible_tables_are_refused_by_run(args, reason):
     import run as script
 
-    code, text = call(script, "--task=table", *args)
+    code, text = call_script(script, "--task=table", *args)
     assert code == 2
     assert reason in " ".join(text.split())
 
@@ -254,7 +239,7 @@ def adapt(folder: Path, *args: str) -> tuple[int, str]:
 
     given = [f"--checkpoint={folder / 'run'}", f"--data={folder / 't.csv'}", *args]
     names = {each.split("=")[0] for each in args}
-    return call(
+    return call_script(
         script, *(each for each in given if each in args or each.split("=")[0] not in names)
     )
 
@@ -400,9 +385,9 @@ def test_a_prediction_that_cannot_be_written_says_so_and_leaves_the_older_file(f
     options = (f"--checkpoint={folder / 'run'}", f"--data={folder / 't.csv'}")
     options += ("--group-value=m8", f"--out={out}", "--overwrite", "--support=1")
     with small_files(10):
-        code, text = call(script, *options)
+        code, text = call_script(script, *options)
     assert code == 2
     assert "out.csv cannot be written: File too large; write elsewhere" in text
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("out.csv", "older")]
-    code, text = call(script, *options)
+    code, text = call_script(script, *options)
     assert code == 0, text

@@ -121,7 +121,7 @@ def render(scale: Scale, folders: Folders) -> str:
     lines, early = [], 0
     for name in METHODS:
         result = _work(scale, name).result(folders)
-        if result is None:
+        if result is None or not result["seeds"]:
             continue
         early, cells = result["early"], []
         for index, (what, when) in enumerate(

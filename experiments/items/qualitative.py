@@ -54,15 +54,15 @@ def _compute(jobs: dict[str, Job], shots: int, folders: Folders) -> dict[str, An
     found["truth"] = _numbers(np.stack([np.sin(_GRID), np.cos(_GRID)], axis=1) @ weights)
     grid = jnp.asarray(_GRID, jnp.float32)[:, None]
     for name, job in jobs.items():
-        params = job.trained(folders)[0]
+        params = job.params(folders, 0)
         curves = []
         for targets in (y, noisy):
             adapted = lavajax.adapt(params, (x, targets))
             curves.append(_numbers(lavajax.predict(params, adapted, grid).mean))
         found[name] = curves
-        nothing = lavajax.Points(x, y, jnp.zeros(shots, bool))
-        before = lavajax.adapt(params, nothing)
         if name == METHODS[0]:
+            nothing = lavajax.Points(x, y, jnp.zeros(shots, bool))
+            before = lavajax.adapt(params, nothing)
             found["prior"] = _numbers(lavajax.predict(params, before, grid).mean)
     return found
 

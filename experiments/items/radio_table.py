@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from functools import partial
+
+import numpy as np
+
 import lavajax
-from protocols import COMPARED_ROWS, Scale
+from comparison import Job
+from protocols import COMPARED_ROWS, Row, Scale
 from reference import PAPER_RADIO
-from tables import Table, describe, process_note, section
+from tables import Table, describe, process_note, section, spread
 from works import Folders, Work
 
 TITLE = "radio signals, synthetic: test error by method and N"
@@ -27,7 +33,23 @@ def table(scale: Scale, folders: Folders | None = None) -> Table:
 def works(scale: Scale) -> list[Work]:
     """All cells."""
     cells = table(scale)
-    return [*cells.works(), *cells.references(scale.protocol.test_tasks).values()]
+    clean = [_clean(cells.job(row, column)) for column in cells.columns for row in cells.rows]
+    return [*cells.works(), *clean, *cells.references(scale.protocol.test_tasks).values()]
+
+
+def _clean(job: Job) -> Work:
+    """The errors of a cell's seeds against signals without noise."""
+    key = {**job.key, "query": "clean"}
+    compute = partial(_score_clean, job)
+    return Work(NAME, f"{job.name} clean", key, compute, after=(job.work,), seconds=20.0)
+
+
+def _score_clean(job: Job, folders: Folders) -> list[float]:
+    source = dataclasses.replace(folders.source(job.task), clean_query=True)
+    tasks = job.protocol.test_tasks
+    return [
+        lavajax.evaluate(params, source, num_tasks=tasks).mean for params in job.trained(folders)
+    ]
 
 
 def render(scale: Scale, folders: Folders) -> str:
@@ -35,6 +57,12 @@ def render(scale: Scale, folders: Folders) -> str:
     cells = table(scale, folders)
     if not cells.found:
         return ""
+
+    def show_clean(row: Row, column: str) -> str:
+        errors = _clean(cells.job(row, column)).result(folders)
+        return spread(np.array(errors)) if errors else ""
+
+    against_signal = cells.show("against the signal itself", show_clean)
     return section(
         "## Radio signals, synthetic",
         "Mean squared error of the two channels of frequency-modulated signals of unit power, "
@@ -47,6 +75,10 @@ def render(scale: Scale, folders: Folders) -> str:
         "come to. " + describe(scale.protocol),
         f"{cells.show_errors()}\n{cells.show_references(scale.protocol.test_tasks)}".strip(),
         cells.sampling(),
+        "The same models against queries without noise; supports have theirs:"
+        if against_signal
+        else "",
+        against_signal,
         cells.exceptions(),
         cells.compare(),
         cells.show_settings(),

@@ -25,7 +25,6 @@ TITLE = "a user's table: stations that were left out"
 NAME = "stations"
 NEW_STATIONS = ("Dongsi", "Huairou")
 TARGET = "PM2.5"
-HOUR = ("hour_sin", "hour_cos")
 GROUP = ("station", "year", "month")
 SHOTS = (10, 20)
 DRAWS = 3  # supports of each group that is scored
@@ -247,7 +246,7 @@ def render(scale: Scale, folders: Folders) -> str:
         "to them, in place and in time. A few rows of a month are labelled, all others are scored, "
         f"{DRAWS} draws for each month. The pooled network is the same one, trained on the same "
         f"rows by the same protocol, without adaptation: {sum(ROWS[POOLED])} rows of each of 10 "
-        "groups a step, the best of the outer rates "
+        f"groups a step, of which its loss sees {ROWS[POOLED][1]}, the best of the outer rates "
         f"{listed(setting(scale).outer_rates)} on groups held out for validation. The root of the "
         f"mean over months, {over_seeds(setting(scale).seeds)}.",
         "\n".join([f"| {' | '.join(head)} |", "| --- " * len(head) + "|", *lines]),

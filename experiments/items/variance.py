@@ -127,12 +127,13 @@ def variances(
 
 def render(scale: Scale, folders: Folders) -> str:
     """The section of RESULTS.md."""
-    found = {
+    every = {
         (method, n): result
         for n in SHOTS
         for method in METHODS
         if (result := _work(scale, method, n).result(folders)) is not None
     }
+    found = {at: result for at, result in every.items() if result["mse"]}
     if not found:
         return ""
     draw(found, folders.results / FIGURE)
@@ -161,9 +162,13 @@ def render(scale: Scale, folders: Folders) -> str:
         "## Variance of the estimate",
         "The variance over support sets of the same task, for contexts of 2 numbers and one inner "
         f"step of 0.1, {scale.protocol.steps:,} outer steps at rate {RATE:g}, means over "
-        f"{scale.protocol.seeds} seeds. The variance of the context is in the scale that training "
-        "happened to give it; that of the function, averaged over inputs, can be compared.",
+        f"{scale.protocol.seeds} seeds, but for those that diverged. The variance of the context "
+        "is in the scale that training happened to give it; that of the function, averaged over "
+        "inputs, can be compared.",
         "\n".join(lines),
+        f"Diverged in every seed: {', '.join(lost)}."
+        if (lost := [f"{method} at N = {n}" for method, n in every if (method, n) not in found])
+        else "",
         *parts,
     )
 

@@ -21,5 +21,5 @@ def require(package: str, extra: str, purpose: str) -> ModuleType:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"{purpose} needs {package}: pip install 'lavajax[{extra}]' ({error})"
+            f'{purpose} needs {package}: pip install ".[{extra}]", from the source folder ({error})'
         ) from error

@@ -96,10 +96,11 @@ def test_impossible_exports_are_refused(tmp_path):
     support = make_points(3)
     with pytest.raises(ValueError, match="shots must be an integer of at least 1"):
         lj.export(make_params(lj.Lava(RELU), support), tmp_path / "model", shots=0)
-    with pytest.raises(ValueError, match="platforms must be of cpu, cuda, rocm, tpu, got gpu"):
-        lj.export(
-            make_params(lj.Lava(RELU), support), tmp_path / "model", shots=1, platforms=["gpu"]
-        )
+    for platforms in ("gpu", ["gpu"]):
+        with pytest.raises(ValueError, match="platforms must be of cpu, cuda, rocm, tpu, got gpu"):
+            lj.export(
+                make_params(lj.Lava(RELU), support), tmp_path / "m", shots=1, platforms=platforms
+            )
     seeds = jax.vmap(lambda key: lj.Lava(RELU).init(key, support.x, support.y))(
         jax.random.split(jax.random.key(0), 2)
     )

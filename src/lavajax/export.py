@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import export as jax_export
 
-from lavajax import api, disk, leaves
+from lavajax import api, disk, leaves, validate
 from lavajax.extras import require
 from lavajax.store import unfinished
 from lavajax.types import Array, MetaParams, Points, PyTree
@@ -24,7 +24,7 @@ def export(
     path: str | Path,
     *,
     shots: int,
-    platforms: Sequence[str] | None = None,
+    platforms: str | Sequence[str] | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Writes ``adapt`` and ``predict`` as programs of StableHLO, with the parameters inside.
@@ -44,8 +44,8 @@ def export(
         params: meta-parameters of one seed, of a method whose answer without a key is defined.
         path: the folder to make.
         shots: the most support points; fewer have a mask that is False for the rest.
-        platforms: what to compile for, of ``"cpu"``, ``"cuda"``, ``"rocm"`` and ``"tpu"``; None:
-            that of this process.
+        platforms: what to compile for, one or more of ``"cpu"``, ``"cuda"``, ``"rocm"`` and
+            ``"tpu"``; None: that of this process.
         overwrite: replace an older export, which stays until the new one is whole.
 
     Returns:
@@ -58,8 +58,9 @@ def export(
     """
     require("flatbuffers", "export", "exporting a model")
     api.check_params(params)
-    if not isinstance(shots, int) or shots < 1:
-        raise ValueError(f"shots must be an integer of at least 1, got {shots}")
+    shots = validate.whole("shots", shots, 1)
+    if isinstance(platforms, str):
+        platforms = (platforms,)
     unknown = set(platforms or ()) - set(PLATFORMS)
     if unknown:
         raise ValueError(

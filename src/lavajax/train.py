@@ -24,6 +24,7 @@ from lavajax.steps import run_chunk, step_with_care
 from lavajax.tasks.base import TaskSource, check_source
 from lavajax.types import Array, MetaParams, PyTree, TrainState
 from lavajax.units import Units
+from lavajax.validate import whole
 from lavajax.watch import Watch
 
 
@@ -238,10 +239,10 @@ def train(
     if isinstance(method, type) or not callable(getattr(method, "step", None)):
         raise ValueError(f"method must be an instance such as Lava(), got {method!r}")
     check_source(tasks)
-    steps, meta_batch = _whole("steps", steps), _whole("meta_batch", meta_batch)
-    chunk = _whole("chunk", chunk)
-    microbatch = None if microbatch is None else _whole("microbatch", microbatch, "all that fit")
-    seeds = None if seeds is None else _whole("seeds", seeds, "a single run")
+    steps, meta_batch = whole("steps", steps, 1), whole("meta_batch", meta_batch, 1)
+    chunk = whole("chunk", chunk, 1)
+    microbatch = _optional("microbatch", microbatch, "all that fit")
+    seeds = _optional("seeds", seeds, "a single run")
     if not 0 <= max_skipped <= 1:
         raise ValueError(f"max_skipped must be from 0 to 1, a share, got {max_skipped}")
     mesh = task_mesh(devices)
@@ -307,12 +308,9 @@ def _at_end(state: TrainState, tasks: TaskSource, done: int, **settings: Any) ->
     return Trained(state.params, state, {"step": np.zeros(0, int), **history})
 
 
-def _whole(name: str, value: int, none: str = "") -> int:
-    """An integer of any kind as Python's; ``none`` is what None stands for."""
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool) and value >= 1:
-        return int(value)
-    otherwise = f", or None for {none}" if none else ""
-    raise ValueError(f"{name} must be an integer of at least 1{otherwise}, got {value!r}")
+def _optional(name: str, value: int | None, none: str) -> int | None:
+    """An integer of at least 1, or None, which stands for ``none``."""
+    return None if value is None else whole(name, value, 1, f", or None for {none}")
 
 
 def _try_step(

@@ -60,14 +60,16 @@ def integer(owner: Any, field: str, *, minimum: int) -> None:
     _set(owner, field, whole(_name(owner, field), getattr(owner, field), minimum))
 
 
-def whole(name: str, value: Any, minimum: int) -> int:
+def whole(name: str, value: Any, minimum: int, otherwise: str = "") -> int:
     """An argument as an int of at least ``minimum``; NumPy's integers are some too.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is none; the message adds what it could be ``otherwise``.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
-        raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}")
+        raise ValueError(
+            f"{name} must be an integer of at least {minimum}{otherwise}, got {value!r}"
+        )
     return int(value)
 
 

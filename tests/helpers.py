@@ -165,6 +165,17 @@ def numpy_features(params, x):
     return np.concatenate([h, np.ones((len(h), 1))], axis=1)
 
 
+def equations(jaxpr):
+    """All equations of a traced function, those of the functions inside it too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in equation.params.values():
+            for each in value if isinstance(value, (tuple, list)) else [value]:
+                inner = getattr(each, "jaxpr", each)  # of a closed one
+                if hasattr(inner, "eqns"):
+                    yield from equations(inner)
+
+
 # Every method in every subspace, for what must hold of all of them.
 METHODS = {
     "lava-head": lj.Lava(RELU),

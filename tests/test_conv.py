@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import flax.linen as nn
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
 import lavajax
-from helpers import assert_close, assert_different, make_params, stack
+from helpers import assert_close, assert_different, equations, make_params, stack
 from lavajax import Conv4, CrossEntropy
 from lavajax.models import conv
 from lavajax.outer import BatchExpectation
@@ -176,19 +175,11 @@ def test_tasks_share_their_kernels_unless_all_weights_adapt(method, shared, monk
         loss = lambda p, task, key: method.loss(params.replace_learned(p), task, key)  # noqa: E731
         return expect.value_and_grad(loss, learned)
 
-    equations = list(walk(jax.make_jaxpr(gradient)(params.learned).jaxpr))
-    found = [e.params for e in equations if e.primitive.name == "conv_general_dilated"]
+    traced = jax.make_jaxpr(gradient)(params.learned).jaxpr
+    found = [e.params for e in equations(traced) if e.primitive.name == "conv_general_dilated"]
     assert len(found) >= 4 * 2 * 2  # every block, for support and query, forwards and backwards
     groups = {max(p["feature_group_count"], p["batch_group_count"]) for p in found}
     assert (groups == {1}) == shared
-
-
-def walk(jaxpr):
-    """All equations, those of inner functions too."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            yield from walk(inner)
 
 
 def test_what_are_no_images_and_settings_that_cannot_be_are_refused():

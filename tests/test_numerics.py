@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import lavajax as lj
-from helpers import make_params, make_points
+from helpers import equations, make_params, make_points
 
 LAVA, CONVERGED = lj.Lava(), lj.lava_converged()
 
@@ -35,11 +34,9 @@ def test_a_head_in_float32_predicts_what_float64_does_at_large_features(method, 
 
 def dtypes(jaxpr, names):
     """Of the floating operands of these primitives, in inner functions too."""
-    for equation in jaxpr.eqns:
+    for equation in equations(jaxpr):
         if equation.primitive.name in names:
             yield from (v.aval.dtype for v in equation.invars)
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            yield from dtypes(inner, names)
 
 
 @pytest.mark.parametrize("points", [3, 9], ids=["dual", "primal"])

@@ -31,7 +31,7 @@ def paper(monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_quick_run_of_everything_is_computed_once_and_rendered(
     paper, tmp_path, monkeypatch, capsys
 ):

@@ -161,7 +161,7 @@ def test_missing_scikit_learn_is_told_before_a_run(monkeypatch):
         task=lavajax.Radio(), run=types.SimpleNamespace(tensorboard=False, figures=False)
     )
     with pytest.raises(
-        ModuleNotFoundError, match=r"to compare with needs sklearn.*lavajax\[data\]"
+        ModuleNotFoundError, match=r"to compare with needs sklearn.*pip install \"\.\[data\]\""
     ):
         script.check_extras(settings)
     settings.task = lavajax.Sine()

@@ -62,8 +62,11 @@ def tables(scale: Scale, folders: Folders | None = None) -> dict[str, Table]:
     def fixed(phase: tuple[float, float]) -> Any:
         return lambda n: lavajax.FixedTasks(lavajax.Sine(shots=n, phase=phase))
 
+    code = make("0 to pi", CODE, CODE_ROWS, fixed((0.0, math.pi)))
+    if scale.quick:
+        return {"code": code}
     return {
-        "code": make("0 to pi", CODE, CODE_ROWS, fixed((0.0, math.pi))),
+        "code": code,
         "code, all phases": make("-pi to pi", CODE, CODE_ROWS, fixed((-math.pi, math.pi))),
         "text": make("0 to pi", TEXT, TEXT_ROWS, lambda n: lavajax.Sine(shots=n)),
     }

@@ -31,7 +31,8 @@ def export(
 
     Both take and return plain dicts of arrays. A program that calls them needs jax and flatbuffers:
 
-        from jax import export
+        from jax import export, numpy
+        numpy.linalg.cholesky(numpy.eye(1))  # before 0.10 JAX loads LAPACK for its own calls alone
         adapt = export.deserialize(bytearray(open("model/adapt.jax", "rb").read())).call
         predict = export.deserialize(bytearray(open("model/predict.jax", "rb").read())).call
         adapted = adapt({"x": x, "y": y, "mask": mask})   # x [shots, ...], y [shots, k]

@@ -44,7 +44,7 @@ def solve_gram(rows: Array, rhs: Array, ridge: Array | float) -> Array:
     """
     held = lax.stop_gradient(rows)
     gram = matmul(held, held.T)
-    ridge = ridge + rounding(gram)
+    ridge = above_rounding(ridge, gram)
 
     def product(x: Array) -> Array:
         inner = matmul(rows.T, x)
@@ -84,17 +84,17 @@ def log_det_rows(rows: Array, ridge: Array | float, route: Route = "auto") -> Ar
     dual = route == "dual" or (route == "auto" and r < n)
     left = rows if dual else rows.T
     gram = matmul(left, left.T)
-    log_det = log_det_positive(add_diagonal(gram, ridge + rounding(gram)))
+    log_det = log_det_positive(add_diagonal(gram, above_rounding(ridge, gram)))
     return log_det + (n - r) * jnp.log(jnp.asarray(ridge, gram.dtype)) if dual else log_det
 
 
-def rounding(gram: Array) -> Array:
-    """What rounding may take from the eigenvalues of a Gram matrix ``[n, n]``; a scalar constant.
+def above_rounding(ridge: Array | float, gram: Array) -> Array:
+    """A regulariser of a Gram matrix ``[n, n]``, or the least with which it can be factored.
 
-    A regulariser is raised by it: beside one that the dtype can tell from 0 it is nothing, and with
-    any other the matrix can still be factored.
+    That is what rounding may take from its eigenvalues; what stands above it is left as it is.
     """
-    return lax.stop_gradient(jnp.finfo(gram.dtype).eps * jnp.trace(gram))
+    least = 0.5 * jnp.finfo(gram.dtype).eps * jnp.trace(gram)
+    return jnp.maximum(ridge, lax.stop_gradient(least))
 
 
 def add_diagonal(matrix: Array, value: Array | float) -> Array:
@@ -137,11 +137,11 @@ def posterior_variance(z: Array, at: Array, route: Route = "auto") -> Array:
         return jnp.sum(at**2, axis=-1)
     if route == "dual" or (route == "auto" and n < p):
         gram = matmul(z, z.T)
-        u = solve_positive(add_diagonal(gram, 1 + rounding(gram)), matmul(z, at.T))
+        u = solve_positive(add_diagonal(gram, above_rounding(1.0, gram)), matmul(z, at.T))
         r = at.T - matmul(z.T, u)
     else:
         gram = matmul(z.T, z)
-        r = solve_positive(add_diagonal(gram, 1 + rounding(gram)), at.T)
+        r = solve_positive(add_diagonal(gram, above_rounding(1.0, gram)), at.T)
         u = matmul(z, r)
     return jnp.sum(r**2, axis=0) + jnp.sum(u**2, axis=0)
 

@@ -61,7 +61,8 @@ class DensePosterior:
     @staticmethod
     def of(precision_in_priors: Array, prior: Array) -> DensePosterior:
         """The posterior for R^T R ``[n, n]``: the points' precision, in units of the prior's."""
-        whole = linalg.add_diagonal(precision_in_priors, 1 + linalg.rounding(precision_in_priors))
+        unit = linalg.above_rounding(1.0, precision_in_priors)
+        whole = linalg.add_diagonal(precision_in_priors, unit)
         return DensePosterior(jnp.linalg.cholesky(whole), prior)
 
     def variance(self, at: Array, route: Route = "auto") -> Array:

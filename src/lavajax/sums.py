@@ -58,5 +58,5 @@ def sums_of(z: Array, steps: Array, extra: Array, weight: Array) -> Sums:
 
 def solve_head(prior: Array, sums: Sums, ridge: Array | float, share: Array | float) -> Array:
     """W_0 + (sum z z^T + ridge I)^-1 (curved + share steps), ``[P, k]``."""
-    system = linalg.add_diagonal(sums.features, ridge + linalg.rounding(sums.features))
+    system = linalg.add_diagonal(sums.features, linalg.above_rounding(ridge, sums.features))
     return prior + linalg.solve_positive(system, sums.curved + share * sums.steps)

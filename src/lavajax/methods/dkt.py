@@ -164,7 +164,7 @@ class Dkt:
         """K + sigma^2 I, ``[N, N]``; rows and columns of the identity for padding."""
         matrix = self._kernel.matrix(self._hyper(params), features, features)
         matrix = matrix * real[:, None] * real[None, :]
-        noise = self._noise(params) + linalg.rounding(matrix)
+        noise = linalg.above_rounding(self._noise(params), matrix)
         return matrix + jnp.diag(jnp.where(real > 0, noise, 1.0))
 
 

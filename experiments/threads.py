@@ -6,10 +6,13 @@ cores wait for each other for milliseconds.
 
 What was compiled is kept in the user's cache folder, so that the same run compiles nothing the
 next time. ``JAX_COMPILATION_CACHE_DIR``, JAX's own variable, names another folder, or none if it is
-empty.
+empty. JAX before 0.10 says at length of whatever it loads from there that it may be another
+machine's, since it takes preferences that it has set itself for features of the processor: it is
+told to log fatal errors alone.
 """
 
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 
@@ -27,3 +30,5 @@ def cache_folder() -> Path | None:
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if (_folder := cache_folder()) is not None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_folder / "xla"))
+    if version("jax").startswith("0.9."):
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

@@ -78,8 +78,8 @@ class Row:
         rates: outer rates to choose from, where they are not the protocol's.
         also: the name of a further setting, and what it is chosen from.
         paper: whether the paper's tables have this row.
-        by_hand: whether a setting was chosen for this row by hand: no match for rows whose settings
-            are their defaults, and not compared with them.
+        by_hand: whether a setting was chosen for this row by hand: it is then left out of
+            comparisons with rows whose settings are their defaults.
     """
 
     name: str

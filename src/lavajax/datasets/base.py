@@ -70,7 +70,7 @@ def open_zip(file: str | Path | IO[bytes], name: str | Path) -> Iterator[zipfile
             yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         # RuntimeError is what zipfile raises for an encrypted archive, and its subclass
-        # NotImplementedError for a method of compression that it does not know.
+        # NotImplementedError for a later version of the format than it knows.
         raise ValueError(f"data must be a whole, plain zip file, got {name}: {error}") from None
 
 

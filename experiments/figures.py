@@ -57,7 +57,7 @@ LOOKS: dict[str, tuple[str, Any]] = {
     "TNP-D": (BLACK, ":"),
     "PLATIPUS": (GREY, "-"),
     "BMAML, head": (GREY, "--"),
-    "hypernetwork": (GREY, ":"),
+    "hypernetwork": (BLACK, "-."),
 }
 
 STYLE = {

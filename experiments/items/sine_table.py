@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,6 +22,14 @@ QUICK_ROWS = tuple(
     row for row in PAPER_ROWS if row.name in ("ANIL", "LAVA, the paper's setting", "ridge head")
 )
 FIGURE = "sine.png"
+PANELS = {  # by the colours that relatives share
+    "LAVA": (figures.VERMILION,),
+    "what the paper compares it with": (figures.BLUE, figures.GREEN, figures.SKY),
+    "further gradient methods": (figures.ORANGE, figures.GREY),
+    "closed forms and encoders": (figures.PURPLE, figures.BLACK),
+}
+IN_EVERY_PANEL = "LAVA, the paper's setting"
+_Curve: TypeAlias = tuple[np.ndarray, np.ndarray]  # seconds and errors, [points] each
 NOTES = """\
 What is behind the numbers:
 
@@ -116,8 +126,9 @@ def render(scale: Scale, folders: Folders) -> str:
     if not cells.found:
         return ""
     drawing, at = "", timed(scale)
-    if any(column == at and result["times"] for (_, column), result in cells.found.items()):
-        draw(cells, at, folders.results / FIGURE)
+    curves = {row.name: curve for row in cells.rows if (curve := _curve(cells, row.name, at))}
+    if curves:
+        draw(curves, folders.results / FIGURE)
         drawing = (
             f"![Test error against training time]({folders.results.name}/{FIGURE})\n\n"
             "Test error on 500 unseen tasks against seconds of training, compilation apart, at "
@@ -166,23 +177,47 @@ def _notes(cells: Table) -> str:
     return "\n- **".join([head, *shown])
 
 
-def draw(cells: Table, column: str, path: Path) -> None:
-    """Test error against seconds of training."""
+def draw(curves: Mapping[str, _Curve], path: Path) -> None:
+    """Test error against seconds of training: a panel for each kind of method."""
     plt = figures.pyplot()
-    figure, axis = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
-    for row in cells.rows:
-        result = cells.found.get((row.name, column))
-        if result is None or result["times"] is None:
-            continue
-        curve = result["seeds"][0]["curve"]
-        if not curve or result["times"]["step_ms"] is None:  # diverged before the first point
-            continue
-        steps, errors = np.array(curve, float).T
-        seconds = steps * result["times"]["step_ms"] / 1e3
-        axis.plot(seconds, errors, label=row.name, **figures.line(row.name))
-    axis.set_xscale("log")
-    axis.set_yscale("log")
-    axis.set_xlabel("training, s")
-    axis.set_ylabel("test MSE")
-    figure.legend(loc="outside right upper", fontsize=7.5, handlelength=4.5)
+    panels = {
+        title: shown
+        for title, colours in PANELS.items()
+        if (shown := [name for name in curves if figures.LOOKS[name][0] in colours])
+    }
+    columns = min(2, len(panels))
+    figure, axes = plt.subplots(
+        -(-len(panels) // columns),
+        columns,
+        figsize=(5.2 * columns, 3.0 * -(-len(panels) // columns)),
+        layout="constrained",
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+    )
+    for axis in axes.flat[len(panels) :]:
+        axis.set_axis_off()
+    for axis, (title, names) in zip(axes.flat, panels.items(), strict=False):
+        # One curve stands in every panel, to be held against.
+        for name in names if IN_EVERY_PANEL in names else [IN_EVERY_PANEL, *names]:
+            if name in curves:
+                axis.plot(*curves[name], label=name, **figures.line(name))
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_title(title, loc="left", fontsize=9)
+        axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=7.5, handlelength=4.5)
+    figure.supxlabel("training, s", fontsize=9)
+    figure.supylabel("test MSE", fontsize=9)
     figures.save(figure, path)
+
+
+def _curve(cells: Table, row: str, column: str) -> _Curve | None:
+    """Of the first seed; None where it is not known."""
+    result = cells.found.get((row, column))
+    if result is None or result["times"] is None:
+        return None
+    curve, step_ms = result["seeds"][0]["curve"], result["times"]["step_ms"]
+    if not curve or step_ms is None:  # diverged before the first point
+        return None
+    steps, errors = np.array(curve, float).T
+    return steps * step_ms / 1e3, errors

@@ -1,17 +1,21 @@
-"""The library calls ``adapt`` and ``predict``: the pure methods behind one check of the input."""
+"""The library calls: the pure methods, compiled, behind one check of what they are given."""
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Literal
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
-from lavajax import frame, validate
-from lavajax.methods.base import Method, check_batch, expected_params, expected_points
-from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec, Prediction
+from lavajax import validate
+from lavajax.arguments import (
+    check_adapted,
+    check_estimate,
+    check_params,
+    check_points,
+    check_query,
+    with_finite,
+)
+from lavajax.types import Adapted, Array, MetaParams, Points, Prediction
 
 
 def adapt(
@@ -67,8 +71,8 @@ def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
             a model with batch normalisation, which leaves nothing of it.
     """
     check_params(params)
-    _check_adapted(params, adapted)
-    x = _check_query(params, x)
+    check_adapted(params, adapted)
+    x = check_query(params, x)
     prediction = _predict(params.standardised, adapted, x)
     return prediction if params.units is None else params.units.restore_prediction(prediction)
 
@@ -91,14 +95,14 @@ def sample(params: MetaParams, adapted: Adapted, x: Any, key: Array, *, number: 
             x does not fit the model.
     """
     check_params(params)
-    _check_adapted(params, adapted)
+    check_adapted(params, adapted)
     if adapted.posterior is None or not hasattr(params.method, "sample"):
         raise ValueError(
             "params must be of a method with a posterior of functions, such as Alpaca() or Lava "
             f"with noise, got {params.method!r}"
         )
     number = validate.whole("number", number, 1)
-    x = _check_query(params, x)
+    x = check_query(params, x)
     drawn = _sample(params.standardised, adapted, x, key, number)
     return drawn if params.units is None else params.units.y.restore(drawn)
 
@@ -135,221 +139,3 @@ _sample = jax.jit(
     lambda params, adapted, x, key, number: params.method.sample(params, adapted, x, key, number),
     static_argnums=4,
 )
-
-
-def with_finite(adapted: Adapted) -> tuple[Adapted, Array]:
-    """The outcome, and whether its block is finite: a scalar, for ``check_estimate``."""
-    leaves = [a for a in jax.tree.leaves(adapted.block) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    return adapted, jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
-
-
-def check_estimate(method: Method, finite: Array) -> None:
-    """Requires a finite estimate, where there is a value to look at.
-
-    Raises:
-        ValueError: it is not finite; the message says what may help.
-    """
-    if isinstance(finite, jax.core.Tracer) or finite:
-        return
-    why = getattr(method, "why_no_estimate", None) or (
-        "inner steps grew without bound, a system could not be solved in this precision, or the "
-        "parameters are not finite themselves; a smaller inner rate, a larger regulariser, or "
-        "jax.config.update('jax_enable_x64', True) before the parameters are made may help"
-    )
-    raise ValueError(f"support must have a finite estimate, got NaN or infinity: {why}")
-
-
-def _check_adapted(params: MetaParams, adapted: Any) -> None:
-    if not isinstance(adapted, Adapted):
-        raise ValueError(f"adapted must be what adapt returned, got {type(adapted).__name__}")
-    found = tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(adapted.block))
-    forms = _block_shapes(params.method, params.spec)
-    if forms and not any(_matches(found, form) for form in forms):
-        raise ValueError(
-            f"adapted must be of one task of this model, with a block of shapes {forms[0]} "
-            f"(None: any), got {found}; for several tasks, vmap predict over them"
-        )
-
-
-_Shapes = tuple[tuple[int | None, ...], ...]
-
-
-def _matches(found: _Shapes, form: _Shapes) -> bool:
-    return len(found) == len(form) and all(
-        len(a) == len(b) and all(n is None or m == n for m, n in zip(a, b, strict=True))
-        for a, b in zip(found, form, strict=True)
-    )
-
-
-@functools.lru_cache(maxsize=128)
-def _block_shapes(method: Method, spec: PointSpec) -> tuple[_Shapes, ...]:
-    """The shapes of a block's leaves, without a key and with one; None for the size of a support.
-
-    Nothing for a method of which they cannot be told without values.
-    """
-    params = expected_params(method, spec)
-
-    def shapes(number: int, key: Array | None) -> _Shapes:
-        support = expected_points(spec, number)
-        adapted = jax.eval_shape(lambda p, s: method.adapt(p, s, key=key), params, support)
-        return tuple(leaf.shape for leaf in jax.tree.leaves(adapted.block))
-
-    forms: list[_Shapes] = []
-    for key in (None, jax.random.key(0)):
-        try:
-            few, more = shapes(2, key), shapes(3, key)
-        except ValueError:  # a stochastic method asks for a key
-            continue
-        form = tuple(
-            tuple(m if m == n else None for m, n in zip(a, b, strict=True))
-            for a, b in zip(few, more, strict=True)
-        )
-        if form not in forms:
-            forms.append(form)
-    return tuple(forms)
-
-
-def check_params(params: Any) -> None:
-    """Requires the meta-parameters of one seed.
-
-    Raises:
-        ValueError: they are something else.
-    """
-    if not isinstance(params, MetaParams):
-        hint = "; give its .params" if hasattr(params, "params") else ""
-        raise ValueError(f"params must be MetaParams, got {type(params).__name__}{hint}")
-    leaves = jax.tree.leaves(params.learned)
-    if leaves and jnp.ndim(leaves[0]) == _first_rank(params.method, params.spec) + 1:
-        raise ValueError(
-            f"params must be those of one seed, got {leaves[0].shape[0]} seeds: pick one with "
-            "trained.seed(i), or vmap over the first axis"
-        )
-
-
-@functools.lru_cache(maxsize=128)
-def _first_rank(method: Method, spec: PointSpec) -> int:
-    """The number of axes of the first learned leaf, of one seed."""
-    return jax.tree.leaves(expected_params(method, spec).learned)[0].ndim
-
-
-def check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Points:
-    """Requires points like those that the parameters were made for.
-
-    Raises:
-        ValueError: as ``adapt`` does.
-    """
-    if isinstance(support, tuple) and len(support) == 2:
-        support = Points(*support)
-    elif frame.is_table(support) and params.units is not None and params.units.x.names is not None:
-        table: Any = support
-        support = Points(table, table)
-    if not isinstance(support, Points):
-        raise ValueError(
-            f"support must be Points(x, y, mask) or a pair (x, y), got {type(support).__name__}"
-            + ("; this model knows no names of columns" if frame.is_table(support) else "")
-        )
-    masked = support.mask is not None
-    x = _check_x(params, support.x, "support.x", masked)
-    units = params.units
-    given: Any = support.y
-    if frame.is_table(given):
-        given = _take(given, _names(params, "y", "support.y"), "support.y", masked)
-    y = _array(given, "support.y")
-    spec = params.spec
-    if y.ndim == 0 or y.shape[1:] != spec.y_shape:
-        hint = "; a single output is y[:, None]" if y.ndim == 1 and spec.y_shape == (1,) else ""
-        raise ValueError(
-            f"support.y must have shape {_shape(spec.y_shape)}, as in training, got {y.shape}{hint}"
-        )
-    if y.shape[0] != x.shape[0]:
-        raise ValueError(
-            f"support.x and support.y must have as many points, got {x.shape[0]} and {y.shape[0]}"
-        )
-    none: Any = np.zeros(
-        (0, *y.shape[1:]), y.dtype
-    )  # on the host, where looking at it costs nothing
-    params.method.point_loss.cast(none, jnp.dtype(jnp.result_type(float)))  # refuses wrong kinds
-    if units is not None:
-        y = units.y.standardise(given)
-    mask = support.mask
-    if mask is not None:
-        mask = _array(mask, "support.mask")
-        if mask.shape != x.shape[:1]:
-            raise ValueError(
-                f"support.mask must have shape ({x.shape[0]},), one for each point, got "
-                f"{mask.shape}"
-            )
-        mask = mask.astype(bool)
-    _check_values(params, x, y, mask)
-    return Points(x, y, mask)
-
-
-def _take(table: Any, names: tuple[str, ...], argument: str, masked: bool) -> np.ndarray:
-    """Columns of a table; with a mask, an entry may be missing, and real points are looked at."""
-    return (frame.take if masked else frame.take_complete)(table, names, argument)
-
-
-def _check_x(params: MetaParams, given: Any, name: str, masked: bool = False) -> Array:
-    if frame.is_table(given):
-        given = _take(given, _names(params, "x", name), name, masked)
-    x = _array(given, name)
-    shape = params.spec.x_shape
-    if x.ndim == 0 or x.shape[1:] != shape:
-        hint = "; a single input is x[:, None]" if x.ndim == 1 and shape == (1,) else ""
-        raise ValueError(
-            f"{name} must have shape {_shape(shape)}, as in training, got {x.shape}{hint}"
-        )
-    return x if params.units is None else params.units.x.standardise(given)
-
-
-def _check_query(params: MetaParams, given: Any) -> Array:
-    """Inputs ``[M, ...]`` to predict at."""
-    x = _check_x(params, given, "x")
-    check_batch(params, x, x.shape[0], "x")
-    return x
-
-
-def _names(params: MetaParams, part: Literal["x", "y"], argument: str) -> tuple[str, ...]:
-    """The columns that the model takes from a table."""
-    names = None if params.units is None else getattr(params.units, part).names
-    if names is None:
-        raise ValueError(
-            f"{argument} must be an array: the model was not trained on a table, and knows no "
-            "names of columns to take from one"
-        )
-    return names
-
-
-def _check_values(params: MetaParams, x: Array, y: Array, mask: Array | None) -> None:
-    """Looks at the values of real points, where there are values to look at."""
-    if any(isinstance(a, jax.core.Tracer) for a in (x, y, mask)):
-        return
-    real = np.ones(x.shape[0], bool) if mask is None else np.asarray(mask)
-    for name, values in (("support.x", np.asarray(x)[real]), ("support.y", np.asarray(y)[real])):
-        if np.issubdtype(values.dtype, np.inexact):
-            finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
-            if not finite.all():
-                index = int(np.flatnonzero(real)[np.argmin(finite)])
-                raise ValueError(
-                    f"{name} must be finite in {values.dtype}, got NaN or infinity at point "
-                    f"{index}; leave such points out, or set their mask to False"
-                )
-    check_batch(params, x, int(real.sum()))
-    params.method.point_loss.check(np.asarray(y)[real])
-
-
-def _array(value: Any, name: str) -> Array:
-    try:
-        array = jnp.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be an array of numbers, got {error}") from None
-    if name.endswith("x") and jnp.issubdtype(array.dtype, jnp.complexfloating):
-        raise ValueError(
-            f"{name} must be real, got dtype {array.dtype}; give real and imaginary parts as two "
-            "inputs"
-        )
-    return array
-
-
-def _shape(point: tuple[int, ...]) -> str:
-    return "(" + ", ".join(["N", *map(str, point)]) + ("," if not point else "") + ")"

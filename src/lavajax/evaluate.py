@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lavajax import gaussian, points
-from lavajax.api import check_params
+from lavajax.arguments import check_params
 from lavajax.tasks.base import Split, TaskSource, check_source
 from lavajax.types import Array, MetaParams, PyTree, Task
 from lavajax.units import Units

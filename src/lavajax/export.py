@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import export as jax_export
 
 from lavajax import api, disk, leaves, validate
+from lavajax.arguments import check_params
 from lavajax.extras import require
 from lavajax.store import unfinished
 from lavajax.types import Array, MetaParams, Points, PyTree
@@ -58,7 +59,7 @@ def export(
         OSError: the folder cannot be written; the message says why, and an older export stays.
     """
     require("flatbuffers", "export", "exporting a model")
-    api.check_params(params)
+    check_params(params)
     shots = validate.whole("shots", shots, 1)
     if isinstance(platforms, str):
         platforms = (platforms,)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from lavajax.api import check_estimate, check_params, check_points, with_finite
+from lavajax.arguments import check_estimate, check_params, check_points, with_finite
 from lavajax.methods.base import Method, expected_params
 from lavajax.sums import Sums
 from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec

@@ -2,7 +2,7 @@
 
 All of them are frozen dataclasses registered with JAX, so they pass through ``jit``, ``vmap`` and
 ``grad``. None validates in ``__post_init__``: JAX rebuilds them with tracers, and with placeholders
-that are not arrays at all. Users' input is checked once, in ``lavajax.api``.
+that are not arrays at all. Users' input is checked once, in ``lavajax.arguments``.
 """
 
 from __future__ import annotations

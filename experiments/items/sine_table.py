@@ -100,7 +100,7 @@ NEEDED: dict[str, dict[str, tuple[int, ...]]] = {
     "`ALPaCA, firm`": {"ALPaCA, firm": SHOTS},
     "At N = 1": {"hypernetwork": (1,), "CNP": (1,)},
     "DKT": {"DKT, linear": (1, 2), "DKT, RBF": (1, 2)},
-    "Neural": {name: (2, 10, 20) for name in ("CNP", "attentive CNP", "TNP-D")},
+    "Neural": dict.fromkeys(("CNP", "attentive CNP", "TNP-D"), (2, 10, 20)),
     "The spread": {"PLATIPUS": SHOTS, "BMAML, head": SHOTS},
     "Reptile": {"Reptile": (1, 2, 20)},
     "iMAML": {"iMAML": (10, 20)},
@@ -146,7 +146,8 @@ def render(scale: Scale, folders: Folders) -> str:
         "Mean squared error; in brackets the LAVA paper's value. " + describe(scale.protocol),
         cells.show_errors(timed=at),
         f"Times at {at}, on {machine}: an outer step, and adaptation and prediction of a task as "
-        "it is scored, in a batch of 100; the least of several measurements."
+        "it is scored, in a batch of 100; the least of several measurements in one process. From "
+        "process to process the same program differs by up to a third, as the two Bayesian rows do."
         if (machine := cells.machine(at))
         else "",
         cells.sampling(),

@@ -30,6 +30,7 @@ LOOKS: dict[str, tuple[str, Any]] = {
     "LAVA, converged": (VERMILION, ":"),
     "LAVA, Bayesian": (VERMILION, (0, (3, 1, 1, 1, 1, 1))),
     "LAVA, Bayesian, firm": (VERMILION, (0, (5, 1, 1, 1))),
+    "LAVA, Bayesian, correlated": (VERMILION, (0, (1, 1))),
     "LAVA, context": (VERMILION, "-."),
     "LAVA, context, at prior": (VERMILION, _SHORT),
     "LAVA, all weights": (VERMILION, _LONG),

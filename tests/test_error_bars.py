@@ -82,6 +82,30 @@ def test_it_is_alpaca_with_an_isotropic_prior(x64):
     assert_close(mine.epistemic, theirs.epistemic, 1e-9)
 
 
+def test_a_learned_prior_covariance_is_that_of_bayesian_regression(x64):
+    """Features [phi, 1] C: the prior of their head, written out over the weights of [phi, 1]."""
+    support, query = make_points(4, 2), make_points(5, 2, seed=4)
+    params = make_params(dataclasses.replace(PLAIN, model=lj.Correlated(TANH, speed=2.0)), support)
+    net = params["weights"]
+    size = net["factor"].shape[0]
+    net["factor"] = 0.3 * jax.random.normal(jax.random.key(1), (size, size))
+    z, at = (
+        np.hstack([np.asarray(TANH.features(net["model"], {}, p.x)), np.ones((len(p.x), 1))])
+        for p in (support, query)
+    )
+    c = np.eye(size) + 2.0 * np.tril(np.asarray(net["factor"]))
+    one = np.eye(size)[:, -1:]  # the head has a bias of its own, beside that of [phi, 1]
+    head = np.asarray(params["head"])
+    start = c @ head[:-1] + one @ head[-1:]
+    precision = 0.3 * np.linalg.inv(c @ c.T + one @ one.T)
+    total = z.T @ z + precision
+    block = np.linalg.solve(total, z.T @ np.asarray(support.y) + precision @ start)
+    variance = 0.4**2 * np.sum(at.T * np.linalg.solve(total, at.T), axis=0)
+    actual = predicted(params, support, query.x)
+    assert_close(actual.mean, at @ block, 1e-9)
+    assert_close(actual.epistemic, np.broadcast_to(variance[:, None], (5, 2)), 1e-9)
+
+
 @BLOCKS
 @pytest.mark.parametrize("steps", [2, "converged"])
 def test_other_blocks_have_the_posterior_of_the_linearised_network(x64, subspace, steps):

@@ -21,6 +21,7 @@ from helpers import (
     numpy_features,
     stack,
 )
+from lavajax.models.base import is_stochastic
 
 X = make_points(5, d=2).x
 
@@ -327,6 +328,32 @@ def test_dropout_is_deterministic_or_refused():
         return method.loss(params.replace_learned(learned), lj.Task(points, points), None)
 
     assert_finite(gradient(params.learned))
+
+
+# A learned prior covariance: see test_error_bars.py for what it means
+
+
+def test_a_correlated_backbone_starts_as_the_one_within_and_draws_where_it_does(tmp_path):
+    points = make_points(5)
+    model = lj.Correlated(lj.MLP(hidden=(8,)))
+    weights, fixed = draw(model, points.x)
+    phi = model.model.features(weights["model"], fixed, points.x)
+    features = model.features(weights, fixed, points.x)
+    assert_close(features, np.hstack([phi, np.ones((5, 1))]), 0)
+    assert is_stochastic(lj.Correlated(lj.NNX(NnxDropout)))
+    assert not is_stochastic(model)
+    with pytest.raises(ValueError, match=r"Correlated\.speed must be a finite number above 0"):
+        lj.Correlated(speed=0.0)
+    method = lj.lava_bayesian(model=model)
+    params = make_params(method, points)
+    gradient = jax.grad(
+        lambda learned: method.loss(params.replace_learned(learned), lj.Task(points, points), None)
+    )(params.learned)
+    factor = np.asarray(gradient["weights"]["factor"])
+    assert (factor[np.tril_indices(9)] != 0).all()
+    assert (factor[np.triu_indices(9, 1)] == 0).all()
+    lj.save(params, tmp_path / "model")
+    assert lj.load(tmp_path / "model").method == method
 
 
 # Batch normalisation

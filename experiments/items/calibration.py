@@ -27,20 +27,29 @@ WAVES = lavajax.NoisyLabels(lavajax.Sine(shots=max(SIZES)), STD, "both")
 TASKS = lavajax.VaryingShots(WAVES, SIZES)
 LEVELS = np.linspace(0.05, 0.95, 19)
 LAVA = "LAVA, Bayesian"
-# All that predict a density; those whose noise can be learned learn it. The two with a prior over
+CORRELATED = "LAVA, Bayesian, correlated"
+# All that predict a density; those whose noise can be learned learn it. Those with a prior over
 # weights end where its start lets them.
+_STARTS = (10.0, 100.0, 1000.0)
 ROWS = (
-    Row(LAVA, lavajax.lava_bayesian(), also=("epsilon", (0.1, 10.0, 100.0, 1000.0))),
+    Row(LAVA, lavajax.lava_bayesian(), also=("epsilon", (0.1, *_STARTS))),
+    Row(
+        CORRELATED,
+        lavajax.lava_bayesian(model=lavajax.Correlated()),
+        also=("epsilon", (0.1, *_STARTS)),
+    ),
     Row(
         "ALPaCA",
         lavajax.Alpaca(noise=0.1, learn_noise=True),
-        also=("prior_precision", (1.0, 10.0, 100.0, 1000.0)),
+        also=("prior_precision", (1.0, *_STARTS)),
     ),
     Row("DKT, linear", lavajax.Dkt(kernel="linear", objective="predictive")),
     Row("DKT, RBF", lavajax.Dkt(kernel="rbf", objective="predictive")),
     *(row for row in EXTENDED_ROWS if row.name in ("CNP", "attentive CNP", "TNP-D")),
 )
-QUICK_ROWS = tuple(dataclasses.replace(row, also=None) for row in ROWS[:2])
+QUICK_ROWS = tuple(
+    dataclasses.replace(row, also=None) for row in ROWS if row.name in (LAVA, "ALPaCA")
+)
 # Their error bars are of what the points leave open, without the noise: they have no density.
 MORE_ROWS = tuple(row for row in EXTENDED_ROWS if row.name in ("PLATIPUS", "BMAML, head"))
 _GRID = np.linspace(-5, 5, 101)
@@ -170,6 +179,10 @@ def render(scale: Scale, folders: Folders) -> str:
             lambda each: f"{each['crps']:.3g}, {each['sharpness']:.3g}",
         ),
         _firmness(scale, folders),
+        f"{CORRELATED}, has features that learn its prior's covariance, `lavajax.Correlated`, as "
+        "ALPaCA has it."
+        if CORRELATED in found
+        else "",
         "The bars of PLATIPUS and BMAML are those of what the points leave open, without noise."
         if any(row.name in found for row in MORE_ROWS)
         else "",

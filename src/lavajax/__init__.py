@@ -28,6 +28,7 @@ from lavajax.methods.lava import lava_converged as lava_converged
 from lavajax.methods.lava_general import LavaDiagnostics as LavaDiagnostics
 from lavajax.models.base import Model as Model
 from lavajax.models.conv import Conv4 as Conv4
+from lavajax.models.correlated import Correlated as Correlated
 from lavajax.models.flax import NNX as NNX
 from lavajax.models.flax import Linen as Linen
 from lavajax.models.mlp import MLP as MLP

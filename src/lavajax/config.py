@@ -16,6 +16,7 @@ from typing import Any
 from lavajax.losses import CrossEntropy, GaussianNll, Huber, SquaredError
 from lavajax.methods.lava import Lava
 from lavajax.models.conv import Conv4
+from lavajax.models.correlated import Correlated
 from lavajax.models.mlp import MLP
 from lavajax.subspace import Context, Full, Head
 from lavajax.units import Columns, Units
@@ -61,7 +62,7 @@ def classes() -> dict[str, Any]:
             *(Platipus, Bmaml, HyperNetwork),
             *(Cnp, AttentiveCnp, Tnp),
             *(Ridge, Alpaca, Dkt, IMaml),
-            *(MLP, Conv4, Head, Context, Full),
+            *(MLP, Conv4, Correlated, Head, Context, Full),
             *(SquaredError, Huber, GaussianNll, CrossEntropy),
             *(Sine, FitzHughNagumo, MassSpring, Pendulum, VanDerPol, Cartpole),
             *(AirQuality, Radio, SyntheticFm, Omniglot, MiniImageNet, Table, Units, Columns),

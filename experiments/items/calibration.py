@@ -47,9 +47,7 @@ ROWS = (
     Row("DKT, RBF", lavajax.Dkt(kernel="rbf", objective="predictive")),
     *(row for row in EXTENDED_ROWS if row.name in ("CNP", "attentive CNP", "TNP-D")),
 )
-QUICK_ROWS = tuple(
-    dataclasses.replace(row, also=None) for row in ROWS if row.name in (LAVA, "ALPaCA")
-)
+QUICK_ROWS = (dataclasses.replace(ROWS[0], also=None),)
 # Their error bars are of what the points leave open, without the noise: they have no density.
 MORE_ROWS = tuple(row for row in EXTENDED_ROWS if row.name in ("PLATIPUS", "BMAML, head"))
 _GRID = np.linspace(-5, 5, 101)
@@ -179,8 +177,8 @@ def render(scale: Scale, folders: Folders) -> str:
             lambda each: f"{each['crps']:.3g}, {each['sharpness']:.3g}",
         ),
         _firmness(scale, folders),
-        f"{CORRELATED}, has features that learn its prior's covariance, `lavajax.Correlated`, as "
-        "ALPaCA has it."
+        f"{CORRELATED}: on `lavajax.Correlated`, which learns the covariance of the head's prior, "
+        "as ALPaCA does."
         if CORRELATED in found
         else "",
         "The bars of PLATIPUS and BMAML are those of what the points leave open, without noise."

@@ -31,8 +31,8 @@ MOST_SEEDS = 4.0
 def main() -> int:
     """Measures, prints the table and writes the results."""
     args = measuring.options(__doc__).parse_args()
-    batches, tasks, repeats = ((2, 4), 4, 2) if args.quick else (BATCHES, 10_240, 9)
-    per_task = measure_batches(lavajax.Lava(), batches, tasks=tasks, repeats=repeats)
+    batches, steps, repeats = ((2, 4), 2, 2) if args.quick else (BATCHES, measuring.STEPS, 7)
+    per_task = measure_batches(lavajax.Lava(), batches, steps=steps, repeats=repeats)
     first = per_task[batches[0]]
     rows = [
         Ratio("step, per task", f"that of B={batches[0]}", f"B={b}", s / first, 1.0)
@@ -53,20 +53,19 @@ def main() -> int:
 
 
 def measure_batches(
-    method: Method, batches: Sequence[int], *, tasks: int, repeats: int
+    method: Method, batches: Sequence[int], *, steps: int, repeats: int
 ) -> dict[int, float]:
-    """Median seconds of a step per task of its meta-batch, over steps of so many tasks in all."""
+    """Median seconds of a step per task of its meta-batch."""
     source, tx = lavajax.Sine(), lavajax.outer_optimizer(10_000)
     state = init_state(method, source, tx, jax.random.key(0))
 
     def run(size: int) -> partial:
-        steps = max(1, tasks // size)
         return partial(
             jax.jit(lambda s: run_steps(s, source, tx, 0, steps, meta_batch=size)), state
         )
 
     seconds = measuring.interleaved({str(b): run(b) for b in batches}, repeats=repeats)
-    return {b: seconds[str(b)] / (max(1, tasks // b) * b) for b in batches}
+    return {b: seconds[str(b)] / (steps * b) for b in batches}
 
 
 def measure_seeds(method: Method, seeds: int, *, steps: int, repeats: int) -> tuple[float, float]:

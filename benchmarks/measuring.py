@@ -27,9 +27,12 @@ import threads  # noqa: E402, F401
 import jax  # noqa: E402
 
 from files import write_whole  # noqa: E402
+from lavajax.steps import MOST_DRAWN  # noqa: E402
 from lavajax.types import Array, PyTree  # noqa: E402
 
 RESULTS = HERE / "results"
+# Training draws tasks for so many steps at a time: a turn of fewer would pay for unused ones.
+STEPS = MOST_DRAWN
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,15 +50,15 @@ class Settings:
 
     Attributes:
         sizes: meta-batches.
-        tasks: drawn in one turn, about: it decides the steps in a turn.
+        steps: in one turn.
         repeats: turns.
         dot: rows and columns of the large product.
         model: backbone.
     """
 
     sizes: tuple[int, ...] = (10, 1024)
-    tasks: int = 4096
-    repeats: int = 9
+    steps: int = measuring.STEPS
+    repeats: int = 5
     dot: int = 2048
     model: lavajax.MLP = lavajax.MLP()
 
@@ -81,7 +81,7 @@ def measure(settings: Settings, size: int) -> dict[str, Any]:
     """Milliseconds of a step and its parts, and its rate beside that of a large product."""
     method, tasks, tx = lavajax.Lava(settings.model), lavajax.Sine(), optax.adam(1e-3)
     state = init_state(method, tasks, tx, jax.random.key(0))
-    steps = max(1, settings.tasks // size)
+    steps = settings.steps
 
     def drawn(key: Array) -> tuple[Task, Array]:
         return jax.vmap(lambda i: draw_tasks(tasks, key, i, size))(jnp.arange(steps))

@@ -61,7 +61,7 @@ class Settings:
         sizes: meta-batches.
         literal: the largest meta-batch with a Hessian for each point.
         looped: the largest in a loop over tasks.
-        points: support and query points in one turn, about: it decides the steps in a turn.
+        points: support and query points in one turn of a rival, about: it decides its steps.
         repeats: turns.
         model: backbone.
         shots: N.
@@ -146,7 +146,8 @@ def measure(losses: dict[str, Any], settings: Settings, size: int) -> list[dict[
     """Milliseconds of a step of ours and of all rivals at one meta-batch, which take turns."""
     model, tasks, tx = settings.model, settings.tasks, optax.adam(RATE)
     usual = max(1, settings.points // (size * (settings.shots + settings.queries)))
-    steps = {name: usual if name in CHEAP else max(1, usual // 10) for name in LOOKS} | {LOOP: 1}
+    steps = {name: usual if name in CHEAP else max(1, usual // 10) for name in LOOKS}
+    steps |= {OURS: measuring.STEPS, NAIVE: measuring.STEPS, LOOP: 1}
     runs: dict[str, Callable[[], Any]] = {}
     threads: dict[str, tuple[str, int | None]] = {}
     for name, method in {

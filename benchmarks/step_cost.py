@@ -114,7 +114,7 @@ def main() -> int:
     rows: list[Ratio] = []
     milliseconds: dict[str, dict[str, float]] = {}
     for (shots, meta_batch), names in POINTS.items():
-        repeats, steps = (2, 2) if args.quick else (15, 1000 // meta_batch)
+        repeats, steps = (2, 2) if args.quick else (15, measuring.STEPS)
         chosen = {name: METHODS[name] for name in names}
         seconds = measure(chosen, shots, meta_batch, repeats=repeats, steps=steps)
         rows += compare(seconds, shots, meta_batch)

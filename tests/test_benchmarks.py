@@ -73,7 +73,7 @@ def test_batches_and_seeds_are_timed():
     import batches
 
     method = lavajax.Lava(TINY)
-    per_task = batches.measure_batches(method, (1, 2), tasks=2, repeats=2)
+    per_task = batches.measure_batches(method, (1, 2), steps=2, repeats=2)
     assert per_task.keys() == {1, 2}
     assert all(value > 0 for value in per_task.values())
     assert min(batches.measure_seeds(method, 2, steps=2, repeats=1)) > 0

@@ -27,10 +27,6 @@ from lavajax.methods.lava import lava_bayesian as lava_bayesian
 from lavajax.methods.lava import lava_converged as lava_converged
 from lavajax.methods.lava_general import LavaDiagnostics as LavaDiagnostics
 from lavajax.models.base import Model as Model
-from lavajax.models.conv import Conv4 as Conv4
-from lavajax.models.correlated import Correlated as Correlated
-from lavajax.models.flax import NNX as NNX
-from lavajax.models.flax import Linen as Linen
 from lavajax.models.mlp import MLP as MLP
 from lavajax.online import estimate as estimate
 from lavajax.online import online as online
@@ -80,6 +76,10 @@ if _TYPE_CHECKING:
     from lavajax.methods.vr_maml import VrMaml as VrMaml
     from lavajax.methods.vr_maml import vr_maml_released as vr_maml_released
     from lavajax.methods.vr_maml import vr_maml_tuned as vr_maml_tuned
+    from lavajax.models.conv import Conv4 as Conv4
+    from lavajax.models.correlated import Correlated as Correlated
+    from lavajax.models.flax import NNX as NNX
+    from lavajax.models.flax import Linen as Linen
     from lavajax.tasks.air_quality import AirQuality as AirQuality
     from lavajax.tasks.cartpole import Cartpole as Cartpole
     from lavajax.tasks.cartpole import cartpole_forces as cartpole_forces
@@ -100,8 +100,8 @@ if _TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Other methods than LAVA, and ready-made tasks, are imported when first used: adapting with LAVA on
-# data of one's own needs none of them.
+# Other methods than LAVA, other backbones than an MLP, with Flax, and ready-made tasks are imported
+# when first used: adapting with LAVA on data of one's own needs none of them.
 _LATER = {
     name: module
     for module, names in {
@@ -124,6 +124,9 @@ _LATER = {
         "methods.tnp": ("Tnp",),
         "methods.vfml": ("Vfml",),
         "methods.vr_maml": ("VrMaml", "vr_maml_released", "vr_maml_tuned"),
+        "models.conv": ("Conv4",),
+        "models.correlated": ("Correlated",),
+        "models.flax": ("NNX", "Linen"),
         "tasks.air_quality": ("AirQuality",),
         "tasks.cartpole": ("Cartpole", "cartpole_forces"),
         "tasks.dynamics": ("FitzHughNagumo", "MassSpring", "Pendulum", "VanDerPol"),

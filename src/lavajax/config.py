@@ -13,62 +13,29 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from lavajax.losses import CrossEntropy, GaussianNll, Huber, SquaredError
-from lavajax.methods.lava import Lava
-from lavajax.models.conv import Conv4
-from lavajax.models.correlated import Correlated
-from lavajax.models.mlp import MLP
-from lavajax.subspace import Context, Full, Head
-from lavajax.units import Columns, Units
 from lavajax.validate import nearest
+
+# What a record may name.
+_NAMES = (
+    *("Lava", "Maml", "Anil", "Cavia"),
+    *("MetaSgd", "Reptile", "Llama", "Vfml", "VrMaml", "MetaMix"),
+    *("Platipus", "Bmaml", "HyperNetwork"),
+    *("Cnp", "AttentiveCnp", "Tnp"),
+    *("Ridge", "Alpaca", "Dkt", "IMaml"),
+    *("MLP", "Conv4", "Correlated", "Head", "Context", "Full"),
+    *("SquaredError", "Huber", "GaussianNll", "CrossEntropy"),
+    *("Sine", "FitzHughNagumo", "MassSpring", "Pendulum", "VanDerPol", "Cartpole"),
+    *("AirQuality", "Radio", "SyntheticFm", "Omniglot", "MiniImageNet", "Table"),
+    *("NoisyLabels", "FixedTasks", "VaryingShots", "Units", "Columns"),
+)
 
 
 @functools.cache
 def classes() -> dict[str, Any]:
     """The classes that a record may name, most of which are imported at the first call."""
-    from lavajax.methods.alpaca import Alpaca
-    from lavajax.methods.anil import Anil
-    from lavajax.methods.attentive_cnp import AttentiveCnp
-    from lavajax.methods.bmaml import Bmaml
-    from lavajax.methods.cavia import Cavia
-    from lavajax.methods.cnp import Cnp
-    from lavajax.methods.dkt import Dkt
-    from lavajax.methods.hyper_network import HyperNetwork
-    from lavajax.methods.imaml import IMaml
-    from lavajax.methods.llama import Llama
-    from lavajax.methods.maml import Maml
-    from lavajax.methods.meta_mix import MetaMix
-    from lavajax.methods.meta_sgd import MetaSgd
-    from lavajax.methods.platipus import Platipus
-    from lavajax.methods.reptile import Reptile
-    from lavajax.methods.ridge import Ridge
-    from lavajax.methods.tnp import Tnp
-    from lavajax.methods.vfml import Vfml
-    from lavajax.methods.vr_maml import VrMaml
-    from lavajax.tasks.air_quality import AirQuality
-    from lavajax.tasks.cartpole import Cartpole
-    from lavajax.tasks.dynamics import FitzHughNagumo, MassSpring, Pendulum, VanDerPol
-    from lavajax.tasks.images import MiniImageNet, Omniglot
-    from lavajax.tasks.radio import Radio, SyntheticFm
-    from lavajax.tasks.sine import Sine
-    from lavajax.tasks.table import Table
-    from lavajax.tasks.variants import FixedTasks, NoisyLabels, VaryingShots
+    import lavajax
 
-    return {
-        cls.__name__: cls
-        for cls in (
-            *(Lava, Maml, Anil, Cavia),
-            *(MetaSgd, Reptile, Llama, Vfml, VrMaml, MetaMix),
-            *(Platipus, Bmaml, HyperNetwork),
-            *(Cnp, AttentiveCnp, Tnp),
-            *(Ridge, Alpaca, Dkt, IMaml),
-            *(MLP, Conv4, Correlated, Head, Context, Full),
-            *(SquaredError, Huber, GaussianNll, CrossEntropy),
-            *(Sine, FitzHughNagumo, MassSpring, Pendulum, VanDerPol, Cartpole),
-            *(AirQuality, Radio, SyntheticFm, Omniglot, MiniImageNet, Table, Units, Columns),
-            *(NoisyLabels, FixedTasks, VaryingShots),
-        )
-    }
+    return {name: getattr(lavajax, name) for name in _NAMES}
 
 
 class MissingPartError(ValueError):

@@ -16,6 +16,8 @@ from lavajax.sharding import ALONE, Share, over_devices, share_of
 from lavajax.tasks.base import TaskSource
 from lavajax.types import Array, PyTree, Task, TrainState
 
+MOST_DRAWN = 100
+
 
 def draw(
     tasks: TaskSource, key: Array, step: Array, meta_batch: int, share: Share = ALONE
@@ -127,10 +129,10 @@ def run_steps(
 
 
 def _block_size(tasks: TaskSource, key: Array, meta_batch: int, share: Share) -> int:
-    """How many steps to draw tasks for at a time: at most 100, and 16 MiB."""
+    """How many steps to draw tasks for at a time: at most ``MOST_DRAWN``, and 16 MiB."""
     one = jax.eval_shape(lambda key: draw(tasks, key, jnp.int32(0), meta_batch, share)[0], key)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one))
-    return max(n for n in (1, 2, 5, 10, 20, 50, 100) if n == 1 or n * size <= 2**24)
+    return max(n for n in (1, 2, 5, 10, 20, 50, MOST_DRAWN) if n == 1 or n * size <= 2**24)
 
 
 @partial(jax.jit, static_argnames=("tx", "meta_batch", "microbatch", "mesh"))

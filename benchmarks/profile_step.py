@@ -84,7 +84,7 @@ def measure(settings: Settings, size: int) -> dict[str, Any]:
     steps = settings.steps
 
     def drawn(key: Array) -> tuple[Task, Array]:
-        return jax.vmap(lambda i: draw_tasks(tasks, key, i, size))(jnp.arange(steps))
+        return draw_tasks(tasks, key, jnp.arange(steps), size)
 
     def features(state: TrainState, batch: tuple[Task, Array]) -> Array:
         task, _ = batch

@@ -37,11 +37,11 @@ class Share:
     devices: int = 1
     axis_name: str | None = None
 
-    def of(self, values: Array) -> Array:
-        """This device's ``[b, ...]`` of the values ``[B, ...]`` of all tasks."""
+    def of(self, meta_batch: int) -> Array:
+        """The indices ``[b]`` of this device's tasks."""
         if self.axis_name is None:
-            return values
-        return values[jnp.minimum(self._places(len(values)), len(values) - 1)]
+            return jnp.arange(meta_batch)
+        return jnp.minimum(self._places(meta_batch), meta_batch - 1)
 
     def real(self, meta_batch: int) -> Array | None:
         """``[b]`` booleans, False where a task only fills up; None where none does."""

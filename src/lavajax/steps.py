@@ -22,16 +22,37 @@ MOST_DRAWN = 100
 def draw(
     tasks: TaskSource, key: Array, step: Array, meta_batch: int, share: Share = ALONE
 ) -> tuple[Task, Array]:
-    """The meta-batch of one outer step, or a device's share of it: tasks ``[b]``, a key for each.
+    """The meta-batches of outer steps, or a device's share of them: tasks, and a key for each.
 
     All randomness is folded from the run's key, the absolute step and a task's index in the whole
     meta-batch, so a run split anywhere into chunks gives the same bits, and every number of devices
     sees the same tasks.
+
+    Args:
+        tasks: source of tasks.
+        key: of the run.
+        step: one step, or several, ``[...]``.
+        meta_batch: tasks per step, on all devices.
+        share: what this device takes of them, b.
+
+    Returns:
+        Tasks and keys ``[..., b]``.
     """
-    sample_key, method_key = jax.random.split(jax.random.fold_in(key, step))
-    sample_keys = share.of(jax.random.split(sample_key, meta_batch))
-    batch = jax.vmap(partial(tasks.sample, split="train"))(sample_keys)
-    return batch, share.of(jax.random.split(method_key, meta_batch))
+    index = share.of(meta_batch)
+    steps = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.ravel(step))
+
+    # All in one axis: LLVM unrolls a short last one, such as that of the tasks, and then takes five
+    # times as long for each random kernel, which made up most of the compilation of a step.
+    def of_each_task(keys: Array) -> Array:
+        return jax.vmap(jax.random.fold_in)(
+            jnp.repeat(keys, len(index)), jnp.tile(index, len(keys))
+        )
+
+    batch = jax.vmap(partial(tasks.sample, split="train"))(of_each_task(steps[:, 0]))
+    shape = (*jnp.shape(step), len(index))
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), (batch, of_each_task(steps[:, 1]))
+    )
 
 
 def _expectation(
@@ -97,8 +118,7 @@ def run_steps(
     start, stop = jnp.asarray(start, jnp.int32), jnp.asarray(stop, jnp.int32)
 
     def draw_block(first: Array) -> tuple[Task, Array]:
-        steps = first + jnp.arange(size)
-        return jax.vmap(lambda i: draw(tasks, state.key, i, meta_batch, share))(steps)
+        return draw(tasks, state.key, first + jnp.arange(size), meta_batch, share)
 
     def step(state: TrainState, batch: tuple[Task, Array]) -> tuple[TrainState, dict[str, Array]]:
         return state.params.method.step(

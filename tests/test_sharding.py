@@ -48,7 +48,7 @@ def test_every_task_counts_once_on_some_device(devices):
 
     def one(_):
         real = share.real(batch)
-        tasks = share.of(jnp.arange(batch))
+        tasks = share.indices(batch)
         return (
             tasks,
             jnp.ones(len(tasks), bool) if real is None else real,
@@ -63,7 +63,8 @@ def test_every_task_counts_once_on_some_device(devices):
 
 def test_one_device_has_all_of_it_as_it_is():
     values = jnp.arange(10)
-    assert ALONE.of(values) is ALONE.whole(values, 10) is values
+    np.testing.assert_array_equal(ALONE.indices(10), values)
+    assert ALONE.whole(values, 10) is values
     assert ALONE.real(10) is None
 
 

@@ -37,7 +37,7 @@ class Share:
     devices: int = 1
     axis_name: str | None = None
 
-    def of(self, meta_batch: int) -> Array:
+    def indices(self, meta_batch: int) -> Array:
         """The indices ``[b]`` of this device's tasks."""
         if self.axis_name is None:
             return jnp.arange(meta_batch)

@@ -38,7 +38,7 @@ def draw(
     Returns:
         Tasks and keys ``[..., b]``.
     """
-    index = share.of(meta_batch)
+    index = share.indices(meta_batch)
     steps = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(key, i)))(jnp.ravel(step))
 
     # All in one axis: LLVM unrolls a short last one, such as that of the tasks, and then takes five

@@ -57,7 +57,7 @@ class Given:
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[], Any]], *, repeats: int, calls: int = 1
+    runs: Mapping[str, Callable[[], Any]], *, repeats: int, calls: int = 1, pause: float = 0.0
 ) -> dict[str, float]:
     """Median seconds of one call of each, all warmed up, taking turns.
 
@@ -65,12 +65,14 @@ def interleaved(
         runs: what to time, by name; a JAX result is waited for.
         repeats: turns.
         calls: calls in a turn; as many as make a turn much longer than the clock's resolution.
+        pause: seconds before each turn, for the threads of the one before to come to rest.
     """
     for run in runs.values():
         jax.block_until_ready(run())
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
+            time.sleep(pause)
             begun = time.perf_counter()
             for _ in range(calls):
                 result = run()

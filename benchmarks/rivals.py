@@ -169,7 +169,7 @@ def measure(losses: dict[str, Any], settings: Settings, size: int) -> list[dict[
                 label = f"{name}, {count}"
                 runs[label] = partial(take, steps[name], count)
                 threads[label] = name, count
-    seconds = measuring.interleaved(runs, repeats=settings.repeats)
+    seconds = measuring.interleaved(runs, repeats=settings.repeats, pause=0.3)
     fastest: dict[str, dict[str, Any]] = {}
     for label in sorted(seconds, key=seconds.__getitem__, reverse=True):
         name, number = threads[label]

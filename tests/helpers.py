@@ -220,8 +220,11 @@ def call_script(script, *args, columns=120):
 def small_files(size):
     """No file can grow beyond ``size`` bytes: the system refuses to write, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    bytecode = sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # Python would keep a part of what is imported first meanwhile
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # Python ignores the signal of it
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        sys.dont_write_bytecode = bytecode

@@ -260,6 +260,7 @@ EXAMPLES = {
     "IMaml": lavajax.IMaml(subspace=lavajax.Context(2), solver="gradient", proximal=2.0),
     "Ridge": lavajax.Ridge(ridge=0.2, centre=False, solver="dual"),
     "MLP": lavajax.MLP(hidden=(3,), feature_dim=2),
+    "Correlated": lavajax.Correlated(lavajax.MLP(hidden=(3,)), speed=2.0),
     "Conv4": lavajax.Conv4(3, "layer", linear_features=True, feature_dim=5),
     "Head": lavajax.Head(),
     "Context": lavajax.Context(9, "zeros_learned"),

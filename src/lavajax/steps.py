@@ -16,6 +16,7 @@ from lavajax.sharding import ALONE, Share, over_devices, share_of
 from lavajax.tasks.base import TaskSource
 from lavajax.types import Array, PyTree, Task, TrainState
 
+# Most steps whose tasks are drawn at once.
 MOST_DRAWN = 100
 
 

@@ -19,7 +19,7 @@ import optax
 
 import lavajax
 from lavajax.config import to_json
-from protocols import Protocol, Row
+from protocols import USUAL_CLIP, Candidate, Protocol, Row
 from works import Folders, Work
 
 DENSITIES = ("nll", "crps", "sharpness", "coverage", "coverage_90", "coverage_50")
@@ -62,7 +62,7 @@ class Job:
         return {
             "row": row,
             "task": to_json(self.task),
-            "protocol": dataclasses.asdict(self.protocol),
+            "protocol": self.protocol.key,
             **self.criterion,
         }
 
@@ -116,14 +116,14 @@ class Job:
         Raises:
             FloatingPointError: the seed has diverged.
         """
-        method, rate = self.chosen(folders)
+        chosen = self.chosen(folders)
         if self.work.result(folders)["seeds"][seed][self.metric] is None:
             raise FloatingPointError(f"seed {seed} of {self.name} has diverged")
-        path = _model(self, folders, _seed_key(self, folders, method, rate, seed))
+        path = _model(self, folders, _seed_key(self, folders, chosen, seed))
         if path.exists():
             return lavajax.load(path)
         source = folders.source(self.task)
-        params = _train(self, source, method, rate, seed=seed, steps=self.protocol.steps).params
+        params = _train(self, source, chosen, seed=seed, steps=self.protocol.steps).params
         lavajax.save(params, path)
         return params
 
@@ -132,15 +132,15 @@ class Job:
         seeds = self.work.result(folders)["seeds"]
         return [self.params(folders, i) for i, s in enumerate(seeds) if s[self.metric] is not None]
 
-    def chosen(self, folders: Folders) -> tuple[Any, float]:
-        """The method and the outer rate that the cell has chosen."""
+    def chosen(self, folders: Folders) -> Candidate:
+        """What the cell has chosen."""
         chosen, method = self.work.result(folders)["chosen"], self.row.method
         if self.row.searched:
             method = dataclasses.replace(method, inner_steps=chosen["inner_steps"])
         if self.row.also:
             name, _ = self.row.also
             method = dataclasses.replace(method, **{name: chosen[name]})
-        return method, chosen["outer_rate"]
+        return Candidate(method, chosen["outer_rate"], chosen.get("clip", USUAL_CLIP))
 
 
 def _compute(job: Job, folders: Folders) -> dict[str, Any]:
@@ -148,24 +148,27 @@ def _compute(job: Job, folders: Folders) -> dict[str, Any]:
     pieces, source = folders.pieces(job.item), folders.source(job.task)
     candidates, validation = _ranked(job, folders, source)
     given_up: list[str] = []
-    for method, rate in candidates:
+    for candidate in candidates:
         seeds = list[dict[str, Any]]()
-        again = f" {_label(job.row, method, rate)}" if given_up else ""
+        again = f" {_label(job.row, candidate)}" if given_up else ""
         for seed in range(job.protocol.seeds):
-            key = _seed_key(job, folders, method, rate, seed)
+            key = _seed_key(job, folders, candidate, seed)
             model = _model(job, folders, key)
-            run = partial(_run, job, source, method, rate, seed=seed, model=model)
+            run = partial(_run, job, source, candidate, seed=seed, model=model)
             seeds.append(pieces.compute(f"{job.name} seed {seed}{again}", key, run))
             gone = seeds[-1][job.metric] is None and seeds[-1].get("diverged", True)
-            if gone and (method, rate) != candidates[-1]:
-                given_up.append(_label(job.row, method, rate))
+            if gone and candidate != candidates[-1]:
+                given_up.append(_label(job.row, candidate))
                 break
         else:
             break
-    chosen = {"inner_steps": getattr(method, "inner_steps", None), "outer_rate": rate}
+    steps = getattr(candidate.method, "inner_steps", None)
+    chosen = {"inner_steps": steps, "outer_rate": candidate.rate}
     if job.row.also:
         name, _ = job.row.also
-        chosen[name] = getattr(method, name)
+        chosen[name] = getattr(candidate.method, name)
+    if len(job.protocol.clips) > 1:
+        chosen["clip"] = candidate.clip
     return {
         "chosen": chosen,
         "given_up": given_up,
@@ -176,26 +179,26 @@ def _compute(job: Job, folders: Folders) -> dict[str, Any]:
 
 def _ranked(
     job: Job, folders: Folders, source: Any
-) -> tuple[list[tuple[Any, float]], dict[str, float | None]]:
+) -> tuple[list[Candidate], dict[str, float | None]]:
     """The candidates by their score on validation tasks; with a single one, no search."""
     candidates = job.row.candidates(job.protocol)
     if len(candidates) == 1:
         return candidates, {}
     errors: dict[str, float | None] = {}
     pieces, score = folders.pieces(job.item), "nll" if job.by_density else job.metric
-    for method, rate in candidates:
+    for candidate in candidates:
 
-        def search(method: Any = method, rate: float = rate) -> dict[str, float | None]:
+        def search(candidate: Candidate = candidate) -> dict[str, float | None]:
             try:
-                params = _train(job, source, method, rate, steps=job.protocol.search_steps).params
+                params = _train(job, source, candidate, steps=job.protocol.search_steps).params
             except FloatingPointError:  # diverged: the worst choice there is
                 return {score: None}
             found = _score(source, params, "validation", job.protocol.validation_tasks)
             value = found.mean if score == job.metric else _mean(found.nll)
             return {score: value if value is not None and np.isfinite(value) else None}
 
-        label, protocol = _label(job.row, method, rate), job.protocol
-        key = _key(job, folders, method, rate) | {
+        label, protocol = _label(job.row, candidate), job.protocol
+        key = _key(job, folders, candidate) | {
             "steps": protocol.search_steps,
             "validation_tasks": protocol.validation_tasks,
             **job.criterion,
@@ -203,16 +206,18 @@ def _ranked(
         found = pieces.compute(f"{job.name} search {label}", key, search)
         errors[label] = found[score]
 
-    def order(candidate: tuple[Any, float]) -> float:
-        return _order(errors[_label(job.row, *candidate)], score)
+    def order(candidate: Candidate) -> float:
+        return _order(errors[_label(job.row, candidate)], score)
 
     ranked = sorted(candidates, key=order)
     # What has diverged already is tried no more, unless all have.
     return [c for c in ranked if np.isfinite(order(c))] or ranked[:1], errors
 
 
-def _label(row: Row, method: Any, rate: float) -> str:
-    return f"S={getattr(method, 'inner_steps', None)}, {further(row, vars(method))}rate {rate:g}"
+def _label(row: Row, candidate: Candidate) -> str:
+    method, rate, clip = candidate
+    label = f"S={getattr(method, 'inner_steps', None)}, {further(row, vars(method))}rate {rate:g}"
+    return label if clip == USUAL_CLIP else f"{label}, clip {clip:g}"
 
 
 def further(row: Row, settings: Mapping[str, Any]) -> str:
@@ -235,22 +240,24 @@ def _order(value: float | None, metric: str) -> float:
     return -value if metric == "accuracy" else value
 
 
-def _key(job: Job, folders: Folders, method: Any, rate: float) -> dict[str, Any]:
+def _key(job: Job, folders: Folders, candidate: Candidate) -> dict[str, Any]:
     """What a training depends on, but for its length and seed."""
+    method, rate, clip = candidate
     return {
         "method": to_json(method),
         "optimizer": job.row.optimizer,
         "outer_rate": rate,
         "task": to_json(job.task),
         "meta_batch": job.protocol.meta_batch,
+        **({} if clip == USUAL_CLIP else {"clip": clip}),
         **folders.content(job.data),
     }
 
 
-def _seed_key(job: Job, folders: Folders, method: Any, rate: float, seed: int) -> dict[str, Any]:
+def _seed_key(job: Job, folders: Folders, candidate: Candidate, seed: int) -> dict[str, Any]:
     protocol = job.protocol
     length = {"steps": protocol.steps, "test_tasks": protocol.test_tasks, "seed": seed}
-    return _key(job, folders, method, rate) | length
+    return _key(job, folders, candidate) | length
 
 
 def _model(job: Job, folders: Folders, key: dict[str, Any]) -> Path:
@@ -259,9 +266,7 @@ def _model(job: Job, folders: Folders, key: dict[str, Any]) -> Path:
     return folders.models(job.item) / f"{job.name} {key['seed']} {digest}"
 
 
-def _run(
-    job: Job, source: Any, method: Any, rate: float, *, seed: int, model: Path
-) -> dict[str, Any]:
+def _run(job: Job, source: Any, candidate: Candidate, *, seed: int, model: Path) -> dict[str, Any]:
     """One seed: trained to the end, saved and scored.
 
     Returns:
@@ -279,7 +284,7 @@ def _run(
 
     try:
         steps = job.protocol.steps
-        params = _train(job, source, method, rate, seed=seed, steps=steps, callback=record).params
+        params = _train(job, source, candidate, seed=seed, steps=steps, callback=record).params
     except FloatingPointError:
         return {job.metric: None, "curve": curve, "diverged": True}
     # Whether it is sound is asked of validation tasks: those of the test choose nothing.
@@ -306,15 +311,13 @@ def _measure(job: Job, folders: Folders) -> dict[str, Any]:
 
     The least of several times: whatever else runs can only add to them.
     """
-    method, rate = job.chosen(folders)
-    source = folders.source(job.task)
+    chosen, source = job.chosen(folders), folders.source(job.task)
     steps, seconds = max(job.protocol.steps // 200, 1), list[float]()
     with contextlib.suppress(FloatingPointError):  # the time is the same
         _train(
             job,
             source,
-            method,
-            rate,
+            chosen,
             steps=15 * steps,
             schedule=job.protocol.steps,
             chunk=steps,
@@ -323,7 +326,7 @@ def _measure(job: Job, folders: Folders) -> dict[str, Any]:
     keys = jax.random.split(jax.random.key(0), 100)
     tasks = jax.vmap(lambda key: source.sample(key, "test"))(keys)
     one = jax.tree.map(lambda leaf: leaf[0], tasks.support)
-    params = method.init(keys[0], one.x, one.y)
+    params = chosen.method.init(keys[0], one.x, one.y)
 
     @jax.jit
     def predict(params: lavajax.MetaParams) -> jax.Array:
@@ -351,8 +354,7 @@ def _measure(job: Job, folders: Folders) -> dict[str, Any]:
 def _train(
     job: Job,
     source: Any,
-    method: Any,
-    rate: float,
+    candidate: Candidate,
     *,
     steps: int,
     schedule: int | None = None,
@@ -360,6 +362,7 @@ def _train(
     **options: Any,
 ) -> lavajax.Trained:
     """Trains; with ``schedule``, as the beginning of a run of so many steps."""
+    method, rate, clip = candidate
     constant = {"sgd": optax.sgd, "constant adam": optax.adam}.get(job.row.optimizer)
     return lavajax.train(
         method,
@@ -369,7 +372,7 @@ def _train(
         meta_batch=job.protocol.meta_batch,
         optimizer=constant(rate)
         if constant
-        else lavajax.outer_optimizer(schedule or steps, rate=rate),
+        else lavajax.outer_optimizer(schedule or steps, rate=rate, clip=clip),
         **{"chunk": max(steps // 20, 1), **options},
     )
 

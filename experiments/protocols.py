@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+import itertools
+from typing import Any, Literal, NamedTuple
 
 import lavajax
 
+USUAL_CLIP = 10.0
 CONTEXT, FULL = lavajax.Context(size=4), lavajax.Full()  # its start is learned
 
 
@@ -14,7 +16,7 @@ CONTEXT, FULL = lavajax.Context(size=4), lavajax.Full()  # its start is learned
 class Protocol:
     """One setting of training and scoring for all methods of a table.
 
-    The optimiser is Adam with a warm-up of 1,000 steps, a cosine to 0 and clipping at norm 10,
+    The optimiser is Adam with a warm-up of 1,000 steps, a cosine to 0 and clipping,
     ``lavajax.outer_optimizer``. Inner steps and the outer rate are chosen for each method and
     column on validation tasks, by a shorter run of one seed; the final parameters of every seed are
     scored, with no selection on test tasks.
@@ -30,6 +32,7 @@ class Protocol:
         meta_batch: tasks in an outer step.
         validation_tasks: to choose on.
         test_tasks: unseen tasks to score on.
+        clips: bounds on the norm of the meta-gradient to choose from.
     """
 
     name: str = "headline"
@@ -42,6 +45,15 @@ class Protocol:
     meta_batch: int = 10
     validation_tasks: int = 2_000
     test_tasks: int = 10_000
+    clips: tuple[float, ...] = (USUAL_CLIP,)
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What a result depends on, ready for JSON; as before there was a choice of bounds."""
+        settings = dataclasses.asdict(self)
+        if self.clips == (USUAL_CLIP,):
+            del settings["clips"]
+        return settings
 
 
 HEADLINE = Protocol()
@@ -63,6 +75,20 @@ class Scale:
     extended: bool = False
     quick: bool = False
     times: bool = False
+
+
+class Candidate(NamedTuple):
+    """One choice of what a protocol leaves open.
+
+    Attributes:
+        method: with its inner steps.
+        rate: the outer rate.
+        clip: bound on the norm of the meta-gradient.
+    """
+
+    method: Any
+    rate: float
+    clip: float = USUAL_CLIP
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +117,8 @@ class Row:
     also: tuple[str, tuple[float, ...]] | None = None
     by_hand: bool = False
 
-    def candidates(self, protocol: Protocol) -> list[tuple[Any, float]]:
-        """The methods and outer rates to choose from."""
+    def candidates(self, protocol: Protocol) -> list[Candidate]:
+        """All that there is to choose from."""
         full = isinstance(getattr(self.method, "subspace", None), lavajax.Full)
         grid = protocol.inner_steps_full if full else protocol.inner_steps
         methods = [self.method]
@@ -106,7 +132,7 @@ class Row:
                 for value in values
             ]
         rates = self.rates or protocol.rates
-        return [(method, rate) for method in methods for rate in rates]
+        return [Candidate(*each) for each in itertools.product(methods, rates, protocol.clips)]
 
 
 # The methods of the paper's tables, LAVA's settings beyond it, and the nearest neighbour of its

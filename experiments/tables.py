@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -29,6 +29,8 @@ class Table:
         protocol: of training and scoring.
         rows: methods.
         folders: where the results are.
+        clips: bounds on the norm of the meta-gradient to choose from, by column, where they are not
+            the protocol's.
     """
 
     item: str
@@ -36,10 +38,13 @@ class Table:
     protocol: Protocol
     rows: tuple[Row, ...]
     folders: Folders | None = None
+    clips: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
 
     def job(self, row: Row, column: str) -> Job:
         """A cell."""
-        return Job(self.item, row, column.replace(" = ", "="), self.columns[column], self.protocol)
+        clips = self.clips.get(column, self.protocol.clips)
+        protocol = dataclasses.replace(self.protocol, clips=clips)
+        return Job(self.item, row, column.replace(" = ", "="), self.columns[column], protocol)
 
     def works(self, timed: Sequence[str] = ()) -> list[Work]:
         """All cells, and times of the columns ``timed``."""
@@ -125,7 +130,8 @@ class Table:
                 return ""
             chosen = self.found[row.name, column]["chosen"]
             steps = f"S = {chosen['inner_steps']}, " if row.searched else ""
-            return f"{steps}{further(row, chosen)}rate {chosen['outer_rate']:g}"
+            clip = f", clip {chosen['clip']:g}" if "clip" in chosen else ""
+            return f"{steps}{further(row, chosen)}rate {chosen['outer_rate']:g}{clip}"
 
         return self.show("chosen", show)
 
@@ -304,7 +310,7 @@ class Table:
         for row in self.rows:
             if not row.searched:
                 continue
-            most = max(method.inner_steps for method, _ in row.candidates(self.protocol))
+            most = max(each.method.inner_steps for each in row.candidates(self.protocol))
             columns = [
                 column
                 for column in self.columns

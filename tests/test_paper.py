@@ -158,7 +158,7 @@ def test_what_is_computed_from_files_is_computed_again_where_their_content_has_c
 def test_a_training_on_files_is_that_of_their_content(tmp_path):
     """Its pieces and its model too; one on no files is that of its settings."""
     import comparison
-    from protocols import PAPER_ROWS, QUICK
+    from protocols import PAPER_ROWS, QUICK, Candidate
     from works import Folders
 
     for name in ("a", "b"):
@@ -168,8 +168,8 @@ def test_a_training_on_files_is_that_of_their_content(tmp_path):
 
     def keys(task):
         job = comparison.Job("item", PAPER_ROWS[0], "column", task, QUICK)
-        method = job.row.method
-        return [comparison._seed_key(job, folders, method, 1e-3, 0) for folders in every]
+        candidate = Candidate(job.row.method, 1e-3)
+        return [comparison._seed_key(job, folders, candidate, 0) for folders in every]
 
     one, other = keys(lavajax.AirQuality("air"))
     assert one != other
@@ -238,7 +238,7 @@ def test_every_row_is_a_method_with_candidates_and_a_name_of_its_own(paper):
     for row in rows:
         candidates = row.candidates(HEADLINE)
         assert len(set(candidates)) == len(candidates) >= 1
-        assert all(hash(method) and rate > 0 for method, rate in candidates)
+        assert all(hash(each.method) and each.rate > 0 for each in candidates)
         looks.add(tuple(line(row.name).values()))
     assert len(looks) == len(rows), "two methods look alike in the figure"
 
@@ -283,6 +283,31 @@ def test_the_better_candidate_is_chosen_on_validation_and_divergence_is_the_wors
     other = dataclasses.replace(job, protocol=longer)
     other.work.do(folders)  # in the same place, and not taken for the first
     assert jax.numpy.any(other.params(folders, 1)["head"] != saved["head"])
+
+
+def test_bounds_on_the_meta_gradient_are_chosen_where_a_table_gives_any(tmp_path):
+    from protocols import HEADLINE, PAPER_ROWS, QUICK
+    from tables import Table
+    from works import Folders
+
+    folders = Folders(tmp_path / "results", tmp_path)
+    columns = {"near": lavajax.Sine(shots=2), "far": lavajax.Sine(shots=3)}
+    clips = {"far": (10.0, 1e-3)}
+    cells = Table("some", columns, QUICK, PAPER_ROWS[:1], folders, clips)
+    near, far = (cells.job(PAPER_ROWS[0], column) for column in columns)
+    assert "clips" not in near.key["protocol"]
+    assert far.key["protocol"]["clips"] == (10.0, 1e-3)
+    assert [each.clip for each in PAPER_ROWS[0].candidates(far.protocol)] == [10.0, 1e-3]
+    for job in (near, far):
+        job.work.do(folders)
+    assert "clip" not in near.result(folders)["chosen"]
+    result = far.result(folders)
+    best = min(result["validation"], key=result["validation"].get)
+    assert sorted(result["validation"]) == ["S=1, rate 0.005", "S=1, rate 0.005, clip 0.001"]
+    assert result["chosen"]["clip"] == (1e-3 if "clip" in best else 10.0)
+    assert far.chosen(folders).clip == result["chosen"]["clip"]
+    assert f"clip {result['chosen']['clip']:g}" in cells.show_settings()
+    assert all(each.clip == 10.0 for each in PAPER_ROWS[0].candidates(HEADLINE))
 
 
 def test_an_inner_rate_that_is_not_learned_is_chosen_too(paper, tmp_path, monkeypatch):

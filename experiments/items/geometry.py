@@ -141,8 +141,11 @@ def draw(found: dict[str, Any], path: Path) -> None:
         for column, task in enumerate(result["tasks"]):
             axis = axes[row, column]
             (left, bottom), (right, top) = task["box"]
+            heat = np.asarray(task["heat"], float)
             axis.imshow(
-                task["heat"],
+                # A point's loss falls to 0 on a line, the narrower the lower: a grid meets it
+                # here and there.
+                np.maximum(heat, np.quantile(heat, 0.05)),
                 origin="lower",
                 extent=(left, right, bottom, top),
                 cmap="cividis",

@@ -168,7 +168,8 @@ def render(scale: Scale, folders: Folders) -> str:
         + ".",
         "\n".join(lines),
         f"![Trajectories of learned and true fields]({folders.results.name}/{FIGURE})\n\n"
-        "Grey: true; coloured: learned from 10 points; dots: initial states. The first unseen "
+        "Grey: true; coloured: learned from 10 points; dots: initial states; "
+        "dotted: the box that training states are from, where it is in view. The first unseen "
         "task, first seed.",
     )
 
@@ -193,6 +194,9 @@ def draw(scale: Scale, found: dict[tuple[str, str], Any], path: Path) -> None:
                     axis.plot(*np.transpose(true), color=figures.BLACK, lw=3.2, alpha=0.25)
                     axis.plot(*np.transpose(learned), color=figures.LOOKS[method][0], lw=1.3)
                     axis.plot(*true[0], "o", color=figures.BLACK, ms=3)
+                (left, right), (low, high) = systems_table.SYSTEMS[system].BOX
+                box = np.array([(left, low), (right, low), (right, high), (left, high)])
+                axis.plot(*box[[0, 1, 2, 3, 0]].T, ":", color=figures.BLACK, lw=0.8)
                 # The true trajectories set the frame: a learned one may leave it.
                 every = np.concatenate(first["true"])
                 margin = 0.15 * np.ptp(every, axis=0)

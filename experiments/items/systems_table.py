@@ -76,7 +76,7 @@ def render(scale: Scale, folders: Folders) -> str:
         cells.show_errors(what="median"),
         cells.exceptions(),
         f"At {' and '.join(CLIPS)}, whose meta-gradients have a norm of about 1,000, the bound on "
-        f"it is chosen too, from {listed(next(iter(CLIPS.values())))}.",
+        f"it is chosen in the same way, from {listed(next(iter(CLIPS.values())))}.",
         cells.compare(),
         cells.show_settings(),
         cells.at_the_edge(),

@@ -164,6 +164,8 @@ class RunOptions:
         test_tasks: unseen tasks to score on at the end.
         report_every: outer steps between two reports, each with the error on 200 unseen tasks.
         checkpoint_seconds: least time between two checkpoints.
+        max_skipped: the largest share of all tasks of the run that may be left out, since their
+            loss or its gradient is not finite; more of them stop it.
         tensorboard: write TensorBoard logs into the run's folder.
         figures: draw three tasks and the learning curve at the end.
         out: folder for the run's files; a new one under runs/ where not given.
@@ -181,6 +183,7 @@ class RunOptions:
     test_tasks: int = 10_000
     report_every: int = 500
     checkpoint_seconds: float = 10.0
+    max_skipped: float = 0.01
     tensorboard: bool = False
     figures: bool = True
     out: Path | None = None
@@ -191,6 +194,8 @@ class RunOptions:
             raise ValueError(
                 f"--checkpoint-seconds must be at least 0, got {self.checkpoint_seconds}"
             )
+        if not 0 <= self.max_skipped <= 1:
+            raise ValueError(f"--max-skipped must be from 0 to 1, a share, got {self.max_skipped}")
         least = {"steps": 1, "seeds": 1, "meta_batch": 1, "test_tasks": 2, "report_every": 1}
         for name, minimum in least.items():
             if getattr(self, name) < minimum:

@@ -197,6 +197,7 @@ class Peers:
         def send(array: np.ndarray) -> np.ndarray:
             return np.asarray(multihost_utils.broadcast_one_to_all(array, self.first))
 
-        size = int(send(np.array(len(data), np.int32)))
+        length = send(np.frombuffer(len(data).to_bytes(8, "little"), np.uint8))
+        size = int.from_bytes(length.astype(np.uint8).tobytes(), "little")
         whole = np.frombuffer(data, np.uint8) if self.first else np.zeros(size, np.uint8)
         return send(whole).astype(np.uint8).tobytes()

@@ -116,7 +116,10 @@ def finish(job: Job) -> int:
         return 128 + stopped.number
     except FloatingPointError as error:  # on all of them
         peers.leave()
-        return _fail(console, error, 1)
+        _fail(console, error, 1)
+        scored = f"; --eval={_short(job.path)} scores it" if _saved_steps(job) else ""
+        _say(console, f"{_what_is_saved(job)}{scored}")
+        return 1
     except (ValueError, OSError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
         _fail(console, error, 1, peers)
         if not isinstance(error, ValueError):
@@ -383,6 +386,7 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
             seeds=seeds,
             meta_batch=run.meta_batch,
             optimizer=optimizer,
+            max_skipped=run.max_skipped,
             chunk=run.report_every,
             callback=record,
             state=state,
@@ -495,8 +499,13 @@ def machine() -> dict[str, Any]:
 
 def _what_is_saved(job: Job) -> str:
     """How far a run that goes on need not train again."""
-    steps = [] if job.folder is None else checkpoint.saved_steps(job.path)
+    steps = _saved_steps(job)
     return f"the last checkpoint is of step {steps[0]:,}" if steps else "no checkpoint is saved yet"
+
+
+def _saved_steps(job: Job) -> list[int]:
+    """The newest first; in other processes than the first, none."""
+    return [] if job.folder is None else checkpoint.saved_steps(job.path)
 
 
 def _how_to_go_on(path: Path) -> str:

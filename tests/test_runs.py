@@ -208,6 +208,17 @@ def test_signal_saves_and_says_how_to_go_on_and_a_second_run_is_refused(call, tm
     assert int(saved.name) == steps_of(folder)[-1] < 100_000
 
 
+def test_a_run_that_diverges_keeps_its_last_good_checkpoint(call, tmp_path):
+    """By steps of sgd so long that the second loss is beyond float32."""
+    sgd = ("--optimizer=sgd", "--outer-rate=1e12", "--report-every=1", "--max-skipped=0")
+    code, text = call(*TINY, *sgd, "--out=a")
+    assert code == 1
+    assert re.search(r"error: training diverged|error: .*max_skipped", text), text
+    (step,) = (int(p.name) for p in (tmp_path / "a" / "checkpoints").iterdir() if p.name.isdigit())
+    assert f"the last checkpoint is of step {step}; --eval=a scores it" in text
+    assert np.isfinite(lavajax.load(tmp_path / "a")["head"]).all()
+
+
 def test_second_signal_ends_a_run_whose_steps_take_long(tmp_path):
     folder = tmp_path / "a"
     process = start(folder, *TINY, "--steps=10000000", "--report-every=10000000")

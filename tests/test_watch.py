@@ -69,6 +69,16 @@ def test_no_gradient_is_dead_unless_there_is_nothing_to_learn():
     assert look(Watch(np.array(4.0)), 0, 10, {"loss": np.array(4.0)}) == []  # a user's own method
 
 
+def test_a_layer_without_gradient_is_dead():
+    watch = Watch(np.array(4.0))
+    norms = {"layer_grad_norm": np.array(1e-30)}
+    assert look(watch, 0, 10, chunk(4.0) | norms) == []
+    (text,) = look(watch, 10, 20, chunk(4.0) | {"layer_grad_norm": np.array(0.0)})
+    assert "is dead: the gradient of a layer of the backbone is exactly 0 in all steps" in text
+    (text,) = look(watch, 20, 30, chunk(4.0, 0.0) | {"layer_grad_norm": np.array(0.0)})
+    assert "is dead: the gradient is exactly 0" in text  # not both
+
+
 def test_of_several_seeds_those_are_named():
     watch = Watch(np.array([1.0, 1.0, 1.0]))
     look(watch, 0, 1, chunk([1.0, 1e9, 1e9], [1.0, 1.0, 1.0]))
@@ -97,6 +107,22 @@ def test_training_without_an_active_unit_says_so():
     with pytest.warns(UserWarning, match=r"training is dead: .* from 0 to 5") as told:
         lavajax.train(METHOD, source, steps=10, chunk=5, meta_batch=2, optimizer=tx, state=state)
     assert len(told) == 1
+
+
+def test_training_whose_first_layer_is_asleep_says_so():
+    """The later layers go on learning a constant, with a gradient that is not 0."""
+    tx = optax.sgd(0.01)
+    state = start_state(METHOD, TASKS, tx)
+    learned = state.params.learned
+    first = {**learned["weights"][0], "b": jnp.full_like(learned["weights"][0]["b"], -1e3)}
+    learned = {**learned, "weights": [first, *learned["weights"][1:]]}
+    state = dataclasses.replace(state, params=state.params.replace_learned(learned))
+    with pytest.warns(UserWarning, match="is dead: the gradient of a layer of the back") as told:
+        trained = lavajax.train(
+            METHOD, TASKS, steps=10, chunk=5, meta_batch=2, optimizer=tx, state=state
+        )
+    assert len(told) == 1
+    assert (trained.history["grad_norm"] > 0).all()
 
 
 @jax.tree_util.register_static

@@ -163,11 +163,24 @@ def gradient_step(
     """One optimiser step along the gradient of the mean task loss; for methods without memory.
 
     Returns:
-        The next state, and metrics ``loss`` and ``grad_norm`` (before any clipping), scalars.
+        The next state, and metrics ``loss`` and those of ``gradient_norms``, scalars.
     """
     loss, grads = meta_gradient(method, state.params, expect)
-    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
-    return apply_gradient(state, grads, tx), metrics
+    return apply_gradient(state, grads, tx), {"loss": loss, **gradient_norms(grads)}
+
+
+def gradient_norms(grads: dict[str, PyTree]) -> dict[str, Array]:
+    """The metrics of a meta-gradient, before any clipping.
+
+    Returns:
+        ``grad_norm``; and of a network ``layer_grad_norm``, the least norm that a matrix of the
+        backbone has, which is 0 where a layer is dead.
+    """
+    matrices = [leaf for leaf in jax.tree.leaves(grads.get("weights", ())) if leaf.ndim > 1]
+    norms = {"grad_norm": optax.tree.norm(grads)}
+    if matrices:
+        norms["layer_grad_norm"] = jnp.min(jnp.stack([optax.tree.norm(m) for m in matrices]))
+    return norms
 
 
 def meta_gradient(

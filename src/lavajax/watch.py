@@ -20,27 +20,31 @@ class Watch:
         """
         self._first = loss
         self._above = np.zeros(loss.shape, bool)
-        self._told = {"explodes": self._above, "dead": self._above}
+        self._told = dict.fromkeys(("explodes", "dead", "dead layer"), self._above)
 
     def look(self, start: int, stop: int, metrics: dict[str, np.ndarray]) -> None:
         """Warns, in the name of who called ``train``, of what is wrong since this chunk.
 
         A run explodes where the mean loss of two chunks, one after the other, is above ``GROWTH``
         times (1 + the size of the first): a single chunk may have had one bad task. It is dead
-        where the gradient was exactly 0 in every step of the chunk, and the loss was not.
+        where the gradient, or that of one of the backbone's layers, was exactly 0 in every step of
+        the chunk, and the loss was not.
 
         Args:
             start: the step before the chunk.
             stop: its last step.
-            metrics: their means over the chunk, scalars or ``[seeds]``; ``grad_norm`` may be
-                missing.
+            metrics: their means over the chunk, scalars or ``[seeds]``; the norms of gradients may
+                be missing.
         """
         loss = metrics["loss"]
         self._first = np.where(np.isfinite(self._first), self._first, loss)
         with np.errstate(invalid="ignore"):  # what is not finite is not looked at here
             above = np.isfinite(loss) & (loss > GROWTH * (1 + np.abs(self._first)))
-            dead = (metrics.get("grad_norm", np.ones(loss.shape)) == 0) & (loss != 0)
-        found = {"explodes": above & self._above, "dead": dead}
+            dead, layer = (
+                (metrics.get(name, np.ones(loss.shape)) == 0) & (loss != 0)
+                for name in ("grad_norm", "layer_grad_norm")
+            )
+        found = {"explodes": above & self._above, "dead": dead, "dead layer": layer & ~dead}
         self._above = above
         for kind, here in found.items():
             new = here & ~self._told[kind]
@@ -57,9 +61,12 @@ class Watch:
                 f"training{who} explodes: the loss is {value:.3g} up to step {stop}, and was "
                 f"{first:.3g} in the first; a lower outer rate, inner rate or clip may help"
             )
+        if kind == "dead":
+            what, means = "the gradient", "so that nothing is learned"
+        else:
+            what, means = "the gradient of a layer of the backbone", "so that it learns nothing"
         return (
-            f"training{who} is dead: the gradient is exactly 0 in all steps from {start} to "
-            f"{stop}, and the loss {value:.3g}, so that nothing is learned; inputs of another "
-            "scale, or another seed, may wake units that are never active, and the loss must "
-            "depend on what is learned"
+            f"training{who} is dead: {what} is exactly 0 in all steps from {start} to {stop}, and "
+            f"the loss {value:.3g}, {means}; inputs of another scale, or another seed, may wake "
+            "units that are never active, and the loss must depend on what is learned"
         )

@@ -15,6 +15,7 @@ import optax
 from lavajax import linalg, network, points, validate
 from lavajax.gaussian import negative_log_density
 from lavajax.losses import GaussianNll, Loss, SquaredError
+from lavajax.methods.on_features import on_features
 from lavajax.models.base import Model
 from lavajax.outer import Expectation
 from lavajax.subspace import Bound, Subspace, bind, net_of
@@ -254,7 +255,8 @@ def bind_support(
     """The support with its padding made harmless, and the outputs there given the block.
 
     The prior block is float32 or better, whatever the dtype of the network, and so is the block
-    that an inner loop or a solve makes of it.
+    that an inner loop or a solve makes of it. It is NaN where a mask leaves one point to batch
+    normalisation.
 
     Raises:
         ValueError: batch normalisation would leave nothing of the support, called ``name``.
@@ -262,7 +264,12 @@ def bind_support(
     check_batch(params, support.x, support.x.shape[0], name)
     support = points.sanitise(support)
     bound = bind(method.subspace, method.model, params, support.x, support.mask)
-    return support, bound._replace(prior=inner_start(bound.prior, support))
+    start = inner_start(bound.prior, support)
+    if support.mask is not None and "batch_stats" in params.fixed["backbone"]:
+        # How many points are real is not known here: of one, nothing is a value that is refused.
+        lone = jnp.where(jnp.sum(support.mask) == 1, jnp.nan, 0.0)
+        start = jax.tree.map(lambda leaf: leaf + lone.astype(leaf.dtype), start)
+    return support, bound._replace(prior=start)
 
 
 def inner_start(block: PyTree, support: Points) -> PyTree:
@@ -296,6 +303,13 @@ def predict_mean(
 
 def query_loss(method: NetworkMethod, params: MetaParams, task: Task, key: Array | None) -> Array:
     """The mean loss of the query after adapting to the support; 0 for an empty query."""
+    return plain_query_loss(*on_features(method, params, task), key)
+
+
+def plain_query_loss(
+    method: NetworkMethod, params: MetaParams, task: Task, key: Array | None
+) -> Array:
+    """``query_loss`` of a method that reads the inputs themselves."""
     return loss_at(method, params, method.adapt(params, task.support, key=key), task.query)
 
 
@@ -311,6 +325,7 @@ def density_loss(method: Method, params: MetaParams, task: Task, key: Array | No
 
     The variance is that of the observations, ``epistemic`` and ``noise`` together.
     """
+    method, params, task = on_features(method, params, task)
     adapted = method.adapt(params, task.support, key=key)
     query = points.sanitise(task.query)
     prediction = method.predict(params, adapted, query.x, mask=query.mask)

@@ -14,7 +14,7 @@ from lavajax.methods.base import loss_at, predict_mean
 from lavajax.methods.gradient import adapt_gradient, check_gradient, init_gradient
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
-from lavajax.outer import Expectation, apply_gradient, in_training, no_memory
+from lavajax.outer import Expectation, apply_gradient, gradient_norms, in_training, no_memory
 from lavajax.subspace import Full, net_of
 from lavajax.types import Array, MetaParams, PyTree, Task, TrainState
 
@@ -77,7 +77,7 @@ class Reptile:
         """One optimiser step along the mean of theta - theta_S.
 
         Returns:
-            The next state, and metrics ``loss`` and ``grad_norm``, of what the optimiser is given.
+            The next state, and metrics ``loss`` and norms, of what the optimiser is given.
         """
         learned = state.params.learned
 
@@ -87,7 +87,7 @@ class Reptile:
         loss, moves = expect(one)
         scale = self.inner_rate * self.inner_steps if self.pseudo_gradient == "scaled" else 1.0
         grads = jax.tree.map(lambda leaf, m: (m / scale).astype(leaf.dtype), learned, moves)
-        return apply_gradient(state, grads, tx), {"loss": loss, "grad_norm": optax.tree.norm(grads)}
+        return apply_gradient(state, grads, tx), {"loss": loss, **gradient_norms(grads)}
 
     def _train_on(self, params: MetaParams, task: Task) -> tuple[Array, PyTree]:
         """The loss after training on all points of one task, and theta - theta_S."""

@@ -15,7 +15,7 @@ from lavajax.methods.base import predict_mean, query_loss
 from lavajax.methods.gradient import adapt_gradient, check_gradient, init_gradient
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
-from lavajax.outer import Expectation, apply_gradient, meta_gradient, storm
+from lavajax.outer import Expectation, apply_gradient, gradient_norms, meta_gradient, storm
 from lavajax.subspace import Full, Subspace
 from lavajax.types import Array, MetaParams, PyTree, TrainState
 
@@ -81,7 +81,7 @@ class VrMaml:
         """One optimiser step along c.
 
         Returns:
-            The next state, and metrics ``loss`` and ``grad_norm``, the norm of c.
+            The next state, and metrics ``loss`` and the norms of c.
         """
         params, memory = state.params, state.memory
         loss, now = meta_gradient(self, params, expect)
@@ -96,7 +96,7 @@ class VrMaml:
                 "started": jnp.ones((), bool),
             },
         )
-        return new, {"loss": loss, "grad_norm": optax.tree.norm(direction)}
+        return new, {"loss": loss, **gradient_norms(direction)}
 
 
 def vr_maml_released(**settings: Any) -> VrMaml:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -107,12 +108,35 @@ def test_trajectories_are_those_of_the_field():
     """Of a spring with m = k = 1: a rotation."""
     field = lambda state: lavajax.MassSpring.field(state, mass=1.0, stiffness=1.0)  # noqa: E731
     times = jnp.linspace(0.0, 2.0, 20)
-    path, good = rollouts.integrate(field, times, jnp.array([0.6, -0.3]))
+    path = rollouts.integrate(field, times, jnp.array([0.6, -0.3]))
     turned = [0.6 * np.cos(times) - 0.3 * np.sin(times), -0.3 * np.cos(times) - 0.6 * np.sin(times)]
-    assert good
     assert_close(path, np.stack(turned, axis=1), 1e-4)
-    _, good = rollouts.integrate(lambda state: state**3 * 100, times, jnp.array([1.0, 1.0]))
-    assert not good  # it is infinite before the time is over
+    path = rollouts.integrate(lambda state: state**3 * 100, times, jnp.array([1.0, 1.0]))
+    assert not np.isfinite(path).all()  # it is infinite before the time is over
+    assert np.isfinite(path[0]).all()
+
+
+def test_integrations_fail_where_they_do_while_the_true_state_is_in_the_box(monkeypatch):
+    """A field that drifts out of the box, where it explodes."""
+
+    def predict(params, adapted, x):
+        drift = jnp.stack([jnp.full(x.shape[0], 0.4), jnp.zeros(x.shape[0])], axis=1)
+        return SimpleNamespace(mean=jnp.where(jnp.abs(x[:, :1]) > 1, 1e3 * x**3, drift))
+
+    monkeypatch.setattr(rollouts.lavajax, "adapt", lambda params, support: None)
+    monkeypatch.setattr(rollouts.lavajax, "predict", predict)
+    rolled = rollouts.roll_out(None, lavajax.MassSpring(), tasks=60, samples=20)
+    true, learned = np.asarray(rolled["true"]), np.asarray(rolled["learned"])
+    inside = np.cumprod((np.abs(true) <= 1).all(axis=-1), axis=-1).astype(bool)
+    lost = ~np.isfinite(learned).all(axis=-1)
+    failed = (lost & inside).any(axis=-1)
+    np.testing.assert_array_equal(rolled["failed"], failed)
+    assert failed.any()
+    assert (lost.any(axis=-1) & ~failed).any()  # lost, after the true state has left
+    np.testing.assert_array_equal(np.isinf(rolled["rmse"]), failed.any(axis=-1))
+    task = np.flatnonzero(~failed.any(axis=-1))[0]
+    gap = (learned - true)[task][inside[task]]
+    np.testing.assert_allclose(rolled["rmse"][task], np.sqrt((gap**2).mean()), rtol=1e-4)
 
 
 def test_ellipse_is_one_standard_deviation():

@@ -23,6 +23,7 @@ SHOTS = 3
 TASKS = 3
 RATE = 1e-3
 FIGURE = "geometry.png"
+COLOURS = (figures.ORANGE, figures.SKY, figures.PURPLE)  # of points
 _CONTEXT = lavajax.Context(size=2)
 METHODS: dict[str, Any] = {
     "CAVIA": lavajax.Cavia(subspace=_CONTEXT),
@@ -125,8 +126,8 @@ def render(scale: Scale, folders: Folders) -> str:
         f"{scale.protocol.steps:,} outer steps (one seed; test error {errors}). Colour: the sum "
         "over points of the logarithm of the squared error, dark where all points fit. Cross: "
         "before adaptation; dots: one step on each point alone; diamond: the result. Ellipses: "
-        "one standard deviation of each point's Gaussian, which is long where the point says "
-        "nothing.",
+        "one standard deviation of each point's Gaussian, in its colour, which is long where the "
+        "point says nothing.",
         f"![Parameter space of CAVIA and LAVA]({folders.results.name}/{FIGURE})",
     )
 
@@ -153,20 +154,16 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 interpolation="bilinear",
             )
             axis.grid(visible=False)
-            for point, precision in zip(task["points"], task.get("precisions", ()), strict=False):
-                curve = ellipse(point, precision)
-                axis.plot(*curve, color=figures.ORANGE, lw=1.0)
             marks = {"mec": "white", "mew": 0.7, "ls": "none"}
-            axis.plot(*task["prior"], "X", color=figures.VERMILION, ms=9, label="prior", **marks)
-            axis.plot(
-                *np.transpose(task["points"]),
-                "o",
-                color=figures.ORANGE,
-                ms=6,
-                label="a point",
-                **marks,
-            )
-            axis.plot(*task["result"], "D", color=figures.GREEN, ms=7, label="result", **marks)
+            axis.plot(*task["prior"], "X", color=figures.BLACK, ms=9, label="prior", **marks)
+            for index, (point, colour) in enumerate(zip(task["points"], COLOURS, strict=True)):
+                if "precisions" in task:
+                    curve = ellipse(point, task["precisions"][index])
+                    axis.plot(*curve, color=colour, lw=1.2)
+                label = f"step on point {index + 1}"
+                axis.plot(*point, "o", color=colour, ms=6, label=label, **marks)
+            colour, label = figures.LOOKS[method][0], f"{figures.short(method)}'s result"
+            axis.plot(*task["result"], "D", color=colour, ms=7, label=label, **marks)
             axis.set_xlim(left, right)
             axis.set_ylim(bottom, top)
             if row == 0:
@@ -175,8 +172,11 @@ def draw(found: dict[str, Any], path: Path) -> None:
                 axis.set_ylabel(f"{figures.short(method)}\ncontext, second")
             if row == len(found) - 1:
                 axis.set_xlabel("context, first")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    shown: dict[str, Any] = {}
+    for axis in axes[:, 0]:
+        handles, labels = axis.get_legend_handles_labels()
+        shown |= dict(zip(labels, handles, strict=True))
+    figure.legend(shown.values(), shown, loc="outside lower center", ncols=3)
     figures.save(figure, path)
 
 

@@ -153,8 +153,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
             if "expected" in seed:
                 axis.plot(
                     *(result["sizes"], seed["expected"], "o"),
-                    color=figures.BLACK,
-                    ms=2.5,
+                    color=figures.LOOKS[name][0],
+                    mfc="white",
+                    ms=4,
                     label="closed form" if name.startswith("LAVA") and index == 0 else None,
                     zorder=3,
                 )

@@ -16,7 +16,6 @@ from works import Folders, Work
 TITLE = "sine waves: the idea, points whose solutions overlap in one task"
 METHOD = "LAVA, context"
 FIGURE = "overlap.png"
-_COLOURS = (figures.BLUE, figures.GREEN, figures.ORANGE)
 
 
 def works(scale: Scale) -> list[Work]:
@@ -57,7 +56,7 @@ def draw(task: dict[str, Any], path: Path) -> None:
     plt = figures.pyplot()
     figure, (left, right) = plt.subplots(1, 2, figsize=(8.2, 3.2), layout="constrained")
     grid, rng = np.linspace(-5, 5, 300), np.random.default_rng(0)
-    for (x, y), colour in zip(task["support"], _COLOURS, strict=True):
+    for (x, y), colour in zip(task["support"], geometry.COLOURS, strict=True):
         for amplitude, phase in waves_through(x, y, 12, rng):
             left.plot(grid, amplitude * np.sin(grid + phase), color=colour, lw=0.8, alpha=0.3)
         left.plot(x, y, "o", color=colour, ms=8, mec="white", zorder=3)
@@ -65,7 +64,7 @@ def draw(task: dict[str, Any], path: Path) -> None:
     left.set_ylabel("y")
     marks = np.array([task["prior"], *task["points"], task["result"]])
     for index, (point, precision, colour) in enumerate(
-        zip(task["points"], task["precisions"], _COLOURS, strict=True)
+        zip(task["points"], task["precisions"], geometry.COLOURS, strict=True)
     ):
         for deviations, alpha in ((1, 0.28), (2, 0.14)):
             curve = geometry.ellipse(point, np.asarray(precision) / deviations**2)

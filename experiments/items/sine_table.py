@@ -206,10 +206,13 @@ def draw(curves: Mapping[str, _Curve], path: Path) -> None:
         axis.set_axis_off()
     for axis, (title, names) in zip(axes.flat, panels.items(), strict=False):
         # One curve stands in every panel, to be held against.
-        for name in names if IN_EVERY_PANEL in names else [IN_EVERY_PANEL, *names]:
-            if name in curves:
-                look = figures.line(name) | ({"lw": 1.2} if IN_EVERY_PANEL in names else {})
-                axis.plot(*curves[name], label=name, **look)
+        every = names if IN_EVERY_PANEL in names else [IN_EVERY_PANEL, *names]
+        for number, name in enumerate((name for name in every if name in curves), start=1):
+            look = figures.line(name) | ({"lw": 1.2} if IN_EVERY_PANEL in names else {})
+            axis.plot(*curves[name], label=f"{number}  {name}", **look)
+            # Relatives share a colour: a number at its end tells which curve is whose.
+            end = [values[-1] for values in curves[name]]
+            axis.annotate(str(number), end, (3, -2), textcoords="offset points", fontsize=7)
         axis.set_xscale("log")
         axis.set_yscale("log")
         axis.set_title(title, loc="left", fontsize=9)

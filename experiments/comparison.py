@@ -22,7 +22,8 @@ from lavajax.config import to_json
 from protocols import USUAL_CLIP, Candidate, Protocol, Row
 from works import Folders, Work
 
-DENSITIES = ("nll", "crps", "sharpness", "coverage", "coverage_90", "coverage_50")
+COVERAGES = ("coverage", "coverage_90", "coverage_50")
+DENSITIES = ("nll", "crps", "sharpness", *COVERAGES)
 """What a cell has of methods with error bars, beside the error."""
 
 

@@ -57,7 +57,9 @@ LOOKS: dict[str, tuple[str, Any]] = {
     "attentive CNP": (BLACK, "--"),
     "TNP-D": (BLACK, ":"),
     "PLATIPUS": (GREY, "-"),
+    "PLATIPUS, Gaussian": (GREY, ":"),
     "BMAML, head": (GREY, "--"),
+    "BMAML, Gaussian": (GREY, "-."),
     "hypernetwork": (BLACK, "-."),
 }
 

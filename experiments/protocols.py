@@ -183,9 +183,12 @@ EXTENDED_ROWS = (
     Row("attentive CNP", lavajax.AttentiveCnp(), rates=_SLOW),
     Row("TNP-D", lavajax.Tnp(), rates=_SLOW),
 )
-_WITH_ERROR_BARS = (
-    *("PLATIPUS", "BMAML, head", "ALPaCA", "DKT, linear", "DKT, RBF"),
-    *("CNP", "attentive CNP", "TNP-D"),
+GAUSSIAN_ROWS = (
+    Row("PLATIPUS, Gaussian", lavajax.Platipus(point_loss=lavajax.GaussianNll()), True),
+    Row("BMAML, Gaussian", lavajax.Bmaml(point_loss=lavajax.GaussianNll()), True),
 )
-ERROR_BAR_ROWS = tuple(row for row in EXTENDED_ROWS if row.name in _WITH_ERROR_BARS)
+"""Sampled networks that predict the noise of observations too, without which they have no density.
+"""
+_WITH_DENSITY = ("ALPaCA", "DKT, linear", "DKT, RBF", "CNP", "attentive CNP", "TNP-D")
+ERROR_BAR_ROWS = (*(row for row in EXTENDED_ROWS if row.name in _WITH_DENSITY), *GAUSSIAN_ROWS)
 """Of the methods beyond the paper's, those that say how sure they are."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from comparison import Job, further, spelt
+from comparison import COVERAGES, Job, further, spelt
 from gaussian_process import TEST_TASKS
 from lavajax.config import to_json
 from protocols import EXTENDED_ROWS, PAPER_ROWS, Protocol, Row
@@ -136,7 +136,7 @@ class Table:
         return self.show("chosen", show)
 
     def show_densities(self) -> str:
-        """Negative log-likelihood, CRPS, and coverage, of the methods with error bars."""
+        """Scores of the predicted densities, of the methods with error bars."""
 
         def show(row: Row, column: str) -> str:
             seeds = self.found.get((row.name, column), {}).get("seeds", [])
@@ -146,15 +146,14 @@ class Table:
                 values = [s[name] for s in known if s.get(name) is not None]
                 return [f"{unit * np.mean(values):.3g}"] if values else []
 
-            parts = mean("nll") + mean("crps")
-            levels = ("coverage", "coverage_90", "coverage_50")
-            parts += [" / ".join(each for name in levels for each in mean(name, 100))]
+            parts = mean("nll") + mean("crps") + mean("sharpness")
+            parts += [" / ".join(each for name in COVERAGES for each in mean(name, 100))]
             parts = [part for part in parts if part]
             lost = len(seeds) - len(known)
             parts += [f"{lost} of {len(seeds)} seeds diverged"] if known and lost else []
             return ", ".join(parts)
 
-        return self.show("NLL, CRPS, % inside 95 / 90 / 50% intervals", show)
+        return self.show("NLL, CRPS, mean σ, % inside 95 / 90 / 50% intervals", show)
 
     def show(
         self,

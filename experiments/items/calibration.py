@@ -13,8 +13,8 @@ import numpy as np
 
 import figures
 import lavajax
-from comparison import DENSITIES, Job, spelt
-from protocols import EXTENDED_ROWS, Row, Scale
+from comparison import COVERAGES, DENSITIES, Job, spelt
+from protocols import EXTENDED_ROWS, GAUSSIAN_ROWS, Row, Scale
 from tables import listed, section
 from works import Folders, Work
 
@@ -48,8 +48,6 @@ ROWS = (
     *(row for row in EXTENDED_ROWS if row.name in ("CNP", "attentive CNP", "TNP-D")),
 )
 QUICK_ROWS = (dataclasses.replace(ROWS[0], also=None),)
-# Their error bars are of what the points leave open, without the noise: they have no density.
-MORE_ROWS = tuple(row for row in EXTENDED_ROWS if row.name in ("PLATIPUS", "BMAML, head"))
 _GRID = np.linspace(-5, 5, 101)
 _SHOWN = (0, 1, 2, 3, 5, 10)
 
@@ -59,13 +57,12 @@ def _sizes(scale: Scale) -> tuple[int, ...]:
 
 
 def _rows(scale: Scale) -> tuple[Row, ...]:
-    return QUICK_ROWS if scale.quick else ROWS + (MORE_ROWS if scale.extended else ())
+    return QUICK_ROWS if scale.quick else ROWS + (GAUSSIAN_ROWS if scale.extended else ())
 
 
 def _job(scale: Scale, row: Row) -> Job:
-    # Those without a density are chosen by their error.
     protocol = dataclasses.replace(scale.protocol, seeds=3)
-    return Job(NAME, row, "trained", TASKS, protocol, by_density=row not in MORE_ROWS)
+    return Job(NAME, row, "trained", TASKS, protocol, by_density=True)
 
 
 def works(scale: Scale) -> list[Work]:
@@ -165,24 +162,25 @@ def render(scale: Scale, folders: Folders) -> str:
         f"trained on N drawn from {', '.join(map(str, SIZES))} by the density of the query. "
         "Means over seeds; of the density with its standard error over tasks.",
         _table(
-            *("negative log density, nats", found, "nll"),
+            *("negative log density, nats", found),
             lambda each: f"{each['nll']:.3f} ± {each['nll error']:.2g}",
         ),
         _table(
-            *("% of targets inside 95% intervals", found, "coverage"),
-            lambda each: f"{100 * each['coverage']:.1f}",
+            *("% of targets inside 95 / 90 / 50% intervals", found),
+            lambda each: " / ".join(f"{100 * each[name]:.1f}" for name in COVERAGES),
         ),
         _table(
-            *("CRPS, and the standard deviation that is predicted", found, "crps"),
+            *("CRPS, and the standard deviation that is predicted", found),
             lambda each: f"{each['crps']:.3g}, {each['sharpness']:.3g}",
+        ),
+        _table(
+            *("squared error of the mean, the noise of the targets in it", found),
+            lambda each: f"{each['mse']:.3g}",
         ),
         _firmness(scale, folders),
         f"{CORRELATED}: on `lavajax.Correlated`, which learns the covariance of the head's prior, "
         "as ALPaCA does."
         if CORRELATED in found
-        else "",
-        "The bars of PLATIPUS and BMAML are those of what the points leave open, without noise."
-        if any(row.name in found for row in MORE_ROWS)
         else "",
         f"![Share of targets inside intervals]({folders.results.name}/{FIGURE})",
         f"{LAVA}: mean, two standard deviations of what the points leave open, and functions drawn "
@@ -206,14 +204,12 @@ def _firmness(scale: Scale, folders: Folders) -> str:
     return f"Chosen by the density of validation tasks, where the prior starts: {'; '.join(parts)}."
 
 
-def _table(corner: str, found: dict[str, Any], score: str, show: Any) -> str:
-    """Of the methods that have this score."""
+def _table(corner: str, found: dict[str, Any], show: Any) -> str:
+    """A row for each method, a column for each N."""
     sizes = next(iter(found.values()))[0].keys()
     head = [corner, *(f"N = {n}" for n in sizes)]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for name, seeds in found.items():
-        if any(score not in seed[n] for seed in seeds for n in sizes):
-            continue
         cells = []
         for n in sizes:
             values = [seed[n] for seed in seeds]

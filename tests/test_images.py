@@ -37,7 +37,7 @@ def numbered() -> Arrays:
 
 
 def make(**changes) -> episodes.Episodes:
-    settings = {"ways": 3, "shots": 2, "queries": 4, "rotations": True} | changes
+    settings = {"ways": 3, "shots": 2, "queries": 4, "rotations": ("train",)} | changes
     return episodes.episodes(numbered(), {**SPLITS, "validation": [1, 3, 9]}, **settings)
 
 
@@ -114,7 +114,7 @@ def test_classes_may_have_different_numbers_of_images():
     kept = (data.labels != 0) | (data.images[:, 0, 0, 0] < 103)  # class 0 keeps images 0 to 2
     data = Arrays(data.images[kept], data.labels[kept], data.names)
     source = episodes.episodes(
-        data, {**SPLITS, "train": [0, 2]}, ways=2, shots=1, queries=2, rotations=False
+        data, {**SPLITS, "train": [0, 2]}, ways=2, shots=1, queries=2, rotations=()
     )
     task = many(source, jax.random.split(jax.random.key(0), 50), "train")
     which, number, _ = read(np.concatenate([task.support.x, task.query.x], axis=1))
@@ -160,7 +160,7 @@ def test_images_that_are_not_bytes_or_not_square_are_refused():
         episodes.episodes(data._replace(images=data.images / 255), SPLITS, **settings)
     flat = data._replace(images=data.images[:, :, :2])
     with pytest.raises(ValueError, match="rotations need square images, got 3x2"):
-        episodes.episodes(flat, SPLITS, **settings, rotations=True)
+        episodes.episodes(flat, SPLITS, **settings, rotations=("test",))
 
 
 @pytest.mark.parametrize(
@@ -202,12 +202,44 @@ def test_lakes_split_tests_on_the_evaluation_set():
         images.split_alphabets(background, "lake")
 
 
+def test_finns_split_holds_out_characters():
+    names = [f"A{i // 33}/{i}" for i in range(images.CHARACTERS)]
+    found = images.split_characters(names, "finn")
+    assert {split: len(of) for split, of in found.items()} == {
+        "train": 1100,
+        "validation": 100,
+        "test": 423,
+    }
+    assert sorted(i for of in found.values() for i in of) == list(range(images.CHARACTERS))
+    assert found == images.split_characters(names, "finn")
+    assert len({names[i].partition("/")[0] for i in found["test"]}) == 50  # some of every alphabet
+    fewer = images.split_characters(names[:242], "finn")
+    assert {split: len(of) for split, of in fewer.items()} == {
+        "train": 164,
+        "validation": 15,
+        "test": 63,
+    }
+
+
+def test_turned_characters_are_classes_of_the_splits_that_are_named():
+    every = make(rotations=images.SPLITS)
+    for source, splits in ((make(), ("train",)), (every, images.SPLITS), (make(rotations=()), ())):
+        for split in images.SPLITS:
+            _, turns = divmod(np.asarray(source.classes[split]), 4)
+            assert set(turns.tolist()) == (set(range(4)) if split in splits else {0})
+    keys = jax.random.split(jax.random.key(0), 50)
+    _, _, turns = read(many(every, keys, "test").support.x)
+    assert len(set(turns.ravel().tolist())) == 4
+
+
 def test_settings_are_checked_and_name_their_loss():
     assert lavajax.Omniglot("x", ways=7).point_loss == lavajax.CrossEntropy(7)
     assert lavajax.MiniImageNet("x").point_loss == lavajax.CrossEntropy(5)
     with pytest.raises(ValueError, match=r"Omniglot\.ways must be an integer of at least 2, got 1"):
         lavajax.Omniglot("x", ways=1)
-    with pytest.raises(ValueError, match=r"Omniglot\.split must be one of 'alphabet', 'lake'"):
+    with pytest.raises(
+        ValueError, match=r"Omniglot\.split must be one of 'alphabet', 'lake', 'finn'"
+    ):
         lavajax.Omniglot("x", split="vinyals")
     with pytest.raises(FileNotFoundError, match="brendenlake/omniglot"):
         lavajax.Omniglot("nowhere").load()

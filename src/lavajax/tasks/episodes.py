@@ -119,7 +119,7 @@ def episodes(
     ways: int,
     shots: int,
     queries: int,
-    rotations: bool = False,
+    rotations: Sequence[Split] = (),
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
 ) -> Episodes:
@@ -131,7 +131,7 @@ def episodes(
         ways: N, classes of a task.
         shots: K, support images of each class.
         queries: query images of each class.
-        rotations: let turned images be further classes of the training tasks.
+        rotations: the splits in which turned images are further classes.
         mean: of the values from 0 to 1, for each channel or one for all.
         std: standard deviation, likewise.
 
@@ -177,7 +177,7 @@ def episodes(
         )
     tables: dict[str, Array] = {}
     for split in SPLITS:
-        turns = 4 if rotations and split == "train" else 1
+        turns = 4 if split in rotations else 1
         table = 4 * np.asarray(classes[split], np.int32)[:, None] + np.arange(turns, dtype=np.int32)
         if table.size < ways:
             raise ValueError(
@@ -194,7 +194,7 @@ def episodes(
         shots=shots,
         queries=queries,
         most=int(count.max()),
-        rotations=rotations,
+        rotations=bool(rotations),
         mean=tuple(map(float, mean)),
         std=tuple(map(float, std)),
     )

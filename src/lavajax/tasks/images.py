@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import jax
+import numpy as np
 
 from lavajax import validate
 from lavajax.losses import CrossEntropy
@@ -22,7 +23,7 @@ EVALUATION = (
     *("Tibetan", "ULOG"),
 )
 """The alphabets of Omniglot's evaluation set; the 30 others are its background set."""
-ALPHABETS = 50
+ALPHABETS, CHARACTERS = 50, 1623
 # Of the values from 0 to 1, as in the few-shot benchmarks of Deleu et al. (Torchmeta, jax-meta).
 _MINI_IMAGENET_MEAN = (120.396 / 255, 115.594 / 255, 104.540 / 255)
 _MINI_IMAGENET_STD = (70.682 / 255, 68.276 / 255, 72.545 / 255)
@@ -40,16 +41,19 @@ class Omniglot:
     number leaves 3 when divided by 4 are for test, those that leave 1 when divided by 8 for
     validation, all others for training: of 8 alphabets 5, 1 and 2, of all 50 31, 7 and 12. With
     ``split="lake"``, test tasks come from the 20 alphabets of the evaluation set, and the 30 of the
-    background set are divided by 8 alike, into 26 and 4.
+    background set are divided by 8 alike, into 26 and 4. ``split="finn"`` holds out characters, not
+    alphabets, as the code of MAML does (Finn, Abbeel and Levine 2017): of all 1,623 in random
+    order, the same in every run, 423 are for test, 100 for validation and 1,100 for training, and
+    of fewer as large a share.
 
     Attributes:
         data: what ``lavajax.datasets.load_omniglot`` reads.
         ways: N, classes of a task.
         shots: K, support images of each class.
         queries: query images of each class.
-        split: how alphabets are held out.
-        rotations: let characters turned by 90, 180 and 270 degrees be further classes of the
-            training tasks. Validation and test tasks have characters as they were drawn.
+        split: what is held out.
+        rotations: the splits in which characters turned by 90, 180 and 270 degrees are further
+            classes: ``"train"``, ``"all"`` of them, or ``"none"``.
     """
 
     model: ClassVar[Conv4] = Conv4()
@@ -59,14 +63,14 @@ class Omniglot:
     ways: int = 5
     shots: int = 1
     queries: int = 15
-    split: Literal["alphabet", "lake"] = "alphabet"
-    rotations: bool = True
+    split: Literal["alphabet", "lake", "finn"] = "alphabet"
+    rotations: Literal["train", "all", "none"] = "train"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", str(self.data))
         _check_episode(self)
-        validate.choice(self, "split", ("alphabet", "lake"))
-        validate.flag(self, "rotations")
+        validate.choice(self, "split", ("alphabet", "lake", "finn"))
+        validate.choice(self, "rotations", ("train", "all", "none"))
 
     @property
     def point_loss(self) -> CrossEntropy:
@@ -87,16 +91,14 @@ class Omniglot:
         from lavajax import datasets  # heavy, and for this alone
 
         data = datasets.load_omniglot(self.data, data_dir)
-        alphabets = [name.partition("/")[0] for name in data.names]
-        split_of = split_alphabets(alphabets, self.split)
-        classes = {s: [i for i, a in enumerate(alphabets) if split_of[a] == s] for s in SPLITS}
+        turned: dict[str, Sequence[Split]] = {"train": ("train",), "all": SPLITS, "none": ()}
         return episodes(
             data,
-            classes,
+            split_characters(data.names, self.split),
             ways=self.ways,
             shots=self.shots,
             queries=self.queries,
-            rotations=self.rotations,
+            rotations=turned[self.rotations],
         )
 
 
@@ -156,6 +158,27 @@ class MiniImageNet:
             mean=_MINI_IMAGENET_MEAN,
             std=_MINI_IMAGENET_STD,
         )
+
+
+def split_characters(
+    names: Sequence[str], rule: Literal["alphabet", "lake", "finn"]
+) -> dict[Split, list[int]]:
+    """The characters of every split, as indices into their names ``alphabet/character``.
+
+    Raises:
+        ValueError: the alphabets are too few for the rule.
+    """
+    if rule == "finn":
+        shuffled = np.random.default_rng(0).permutation(len(names)).tolist()
+        test, validation = (round(len(names) * share / CHARACTERS) for share in (423, 100))
+        return {
+            "train": shuffled[test + validation :],
+            "validation": shuffled[test : test + validation],
+            "test": shuffled[:test],
+        }
+    alphabets = [name.partition("/")[0] for name in names]
+    split_of = split_alphabets(alphabets, rule)
+    return {s: [i for i, a in enumerate(alphabets) if split_of[a] == s] for s in SPLITS}
 
 
 def split_alphabets(

@@ -28,6 +28,7 @@ NAMES = (
     "memory",
     "profile_step",
     "numerics",
+    "windows",
 )
 
 

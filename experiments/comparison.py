@@ -272,13 +272,16 @@ def _run(job: Job, source: Any, candidate: Candidate, *, seed: int, model: Path)
 
     Returns:
         The metric, its ``median`` and ``standard_error`` over test tasks (cells of an earlier
-        version have no such error), means of ``DENSITIES``, and ``curve``.
+        version have no such error), means of ``DENSITIES``, ``curve``, and ``seconds`` of training,
+        compilation included (likewise).
     """
     curve: list[list[float]] = []  # outer steps so far, error on a few unseen tasks
+    seconds: list[float] = []
     every = job.protocol.test_tasks
     few = every // 20 if every > 500 else every  # of few, all: one compilation for both
 
     def record(progress: lavajax.Progress) -> None:
+        seconds.append(progress.seconds + (0.0 if seconds else progress.compile_seconds))
         error = _score(source, progress.state.params, "test", few, 1)
         if np.isfinite(error.mean):
             curve.append([progress.step, error.mean])
@@ -300,6 +303,7 @@ def _run(job: Job, source: Any, candidate: Candidate, *, seed: int, model: Path)
         "standard_error": found.standard_error,
         **{name: _mean(getattr(found, name)) for name in DENSITIES},
         "curve": curve,
+        "seconds": sum(seconds),
     }
 
 

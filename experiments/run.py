@@ -61,7 +61,7 @@ from options import Evaluate, Resume, RunOptions, Settings, Variant, parse
 from peers import Peers, split
 from reference import has_gaussian_process, paper_value, reference_errors
 from report import Reporter, TensorBoard, table, target_table
-from targets import mean_squared, table_of, target_errors
+from targets import mean_squared, table_of, target_errors, windows_of
 from unseen import groups_of, known_groups, left_out
 
 
@@ -180,9 +180,11 @@ def load_source(task: Any, units: lavajax.Units | None = None, known: Any = None
 
 
 def describe(source: Any, console: Console) -> None:
-    """Says what a user's table holds, and what of it was left out."""
-    if (found := table_of(source)) is not None:
-        _say(console, f"table: {found}")
+    """Says what stored data hold, and what of it was left out."""
+    if (table := table_of(source)) is not None:
+        _say(console, f"table: {table}")
+    if (windows := windows_of(source)) is not None:
+        _say(console, f"windows: {windows}")
 
 
 def show(method: str, task_name: str, task: Any, results: dict[str, Any], console: Console) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 import lavajax
 from lavajax import points
+from lavajax.tasks.air_quality import AirWindows
 from lavajax.tasks.base import Split
 
 RIDGES = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0)
@@ -66,10 +67,17 @@ def target_errors(
 
 def table_of(source: Any) -> Any:
     """The table in a source of tasks, which may be a variant of it; None where there is none."""
-    while not isinstance(source, lavajax.TableTasks):
+    return _within(source, lavajax.TableTasks)
+
+
+def windows_of(source: Any) -> Any:
+    """The windows of stored series in a source of tasks, likewise."""
+    return _within(source, AirWindows)
+
+
+def _within(source: Any, kind: type) -> Any:
+    while not isinstance(source, kind | None):
         source = getattr(source, "tasks", None)
-        if source is None:
-            return None
     return source
 
 

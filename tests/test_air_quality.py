@@ -274,6 +274,7 @@ def test_covariates_are_those_of_the_same_hour_and_windows_miss_none():
         hour = np.asarray(starts) % HOURS
         assert not ((hour <= 5000) & (hour + 10 > 5000)).any()
     assert source.skipped_windows == 12 * 10
+    assert str(source).endswith("for test; 120 (0.029%) left out, for a missing value")
     assert source.skipped == pytest.approx(120 / (120 + sum(map(len, source.starts.values()))))
 
 

@@ -297,6 +297,15 @@ def test_head_scaling_measures_every_sweep_and_stops_where_memory_ends(tmp_path)
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_windows_are_prepared_where_their_file_is_given(monkeypatch, capsys):
+    import windows
+
+    monkeypatch.setattr(sys, "argv", ["windows.py", "--quick"])
+    assert windows.main() == 0
+    assert "no --data" in capsys.readouterr().out
+    assert windows.drawing(lavajax.Sine(shots=2, queries=2), 2) > 0
+
+
 def test_profile_takes_a_step_apart():
     import profile_step
 

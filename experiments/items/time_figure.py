@@ -10,8 +10,8 @@ import numpy as np
 
 import figures
 import lavajax
-from items.systems_table import systems
-from protocols import Protocol, Row, Scale
+from items.systems_table import CLIPS, systems
+from protocols import CONTEXT, Protocol, Row, Scale
 from tables import Table, section
 from works import Folders, Work
 
@@ -29,16 +29,18 @@ def table(scale: Scale, folders: Folders | None = None) -> Table:
     """The cells: a row for each method and number of inner steps, a column for each problem."""
     steps = (1,) if scale.quick else STEPS
     rows = [Row(f"ANIL S={s}", lavajax.Anil(inner_steps=s)) for s in steps]
-    rows += [Row(f"CAVIA S={s}", lavajax.Cavia(inner_steps=s)) for s in steps]
+    rows += [Row(f"CAVIA S={s}", lavajax.Cavia(subspace=CONTEXT, inner_steps=s)) for s in steps]
     rows += [Row("LAVA, the paper's setting", lavajax.Lava())]
     columns: dict[str, Any] = {f"sine, N = {n}": lavajax.Sine(shots=n) for n in (2, 5, 10, 20)}
+    titles = {name: f"{name}, N = 5" for name in systems(scale)}
     columns |= {
-        f"{name}, N = 5": dataclasses.replace(task, shots=5)
-        for name, task in systems(scale).items()
+        titles[name]: dataclasses.replace(task, shots=5) for name, task in systems(scale).items()
     }
+    clips = {titles[name]: clips for name, clips in CLIPS.items() if name in titles}
     if scale.quick:
         columns = {"sine, N = 2": columns["sine, N = 2"]}
-    return Table(NAME, columns, scale.protocol if scale.quick else _SHORT, tuple(rows), folders)
+        return Table(NAME, columns, scale.protocol, tuple(rows), folders)
+    return Table(NAME, columns, _SHORT, tuple(rows), folders, clips)
 
 
 def works(scale: Scale) -> list[Work]:
@@ -67,7 +69,10 @@ def render(scale: Scale, folders: Folders) -> str:
         end = ", but for " + ", ".join(better) if better else ""
         end += "; left out, since a seed diverged: " + ", ".join(lost) if lost else ""
         if np.isfinite(own).all():
-            lines.append(f"- {column}: LAVA is left of or below every other method{end}.")
+            lines.append(
+                f"- {column}: LAVA is left of or below every other method{end}. Adaptation and "
+                f"prediction of a task, in a batch of 100: {_adaptation(cells, column)}."
+            )
     return section(
         "## Error against time",
         f"After {cells.protocol.steps:,} outer steps, {cells.protocol.seeds} seeds, the outer rate "
@@ -83,6 +88,17 @@ def _point(cells: Table, row: Row, column: str) -> tuple[float, float]:
     milliseconds = cells.found[row.name, column]["times"]["step_ms"]
     per_task = np.nan if milliseconds is None else milliseconds / cells.protocol.meta_batch
     return per_task, float(cells.errors(row.name, column).mean())
+
+
+def _adaptation(cells: Table, column: str) -> str:
+    """Microseconds for a task at the fewest and the most inner steps of each family."""
+    parts = []
+    for family in FAMILIES:
+        rows = [row for row in cells.rows if row.name.startswith(family)]
+        ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
+        times = [cells.found[row.name, column]["times"]["task_us"] for row in ends]
+        parts.append(f"{figures.short(family)} {' to '.join(f'{time:.3g}' for time in times)} us")
+    return ", ".join(parts)
 
 
 def draw(cells: Table, columns: list[str], path: Path) -> None:

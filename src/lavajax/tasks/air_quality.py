@@ -131,6 +131,12 @@ class AirWindows:
     skipped: float = dataclasses.field(metadata={"static": True})
     skipped_windows: int = dataclasses.field(metadata={"static": True})
 
+    def __str__(self) -> str:
+        """How many windows there are, and how many were left out."""
+        found = ", ".join(f"{len(starts):,} for {split}" for split, starts in self.starts.items())
+        lost = f"{self.skipped_windows:,} ({100 * self.skipped:.2g}%)"
+        return f"{found}; {lost} left out, for a missing value"
+
     def sample(self, key: Array, split: Split = "train") -> Task:
         """A window: support x ``[N, 1 + c]``, y ``[N, 1]``, query x ``[M, 1 + c]``, y ``[M, 1]``.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import os
 import resource
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,12 @@ from jax.flatten_util import ravel_pytree
 
 import lavajax as lj
 from lavajax.subspace import net_of
+
+ROOT = Path(__file__).resolve().parents[1]
+# Published files, where there are any; tests that want them skip by name where they are not.
+PUBLISHED = Path(os.environ.get("LAVAJAX_DATA", ROOT.parent / "shared" / "data"))
+REAL_OMNIGLOT = PUBLISHED / "omniglot"
+REAL_AIR = PUBLISHED / "beijing_air_quality" / "PRSA2017_Data_20130301-20170228.zip"
 
 RELU = lj.MLP(hidden=(8, 8))
 TANH = lj.MLP(hidden=(8, 8), activation="tanh")  # for finite differences: no kinks

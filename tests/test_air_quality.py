@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import zipfile
 from pathlib import Path
 
@@ -12,13 +11,10 @@ import numpy as np
 import pytest
 
 import lavajax
+from helpers import REAL_AIR
 from lavajax.datasets import air_quality as files_of_air
 from lavajax.datasets import load_air_quality
 from lavajax.tasks import air_quality as air
-
-ROOT = Path(__file__).resolve().parents[1]
-REAL = Path(os.environ.get("LAVAJAX_DATA", ROOT.parent / "shared" / "data"))
-REAL_ZIP = REAL / "beijing_air_quality" / "PRSA2017_Data_20130301-20170228.zip"
 
 STATIONS, HOURS = files_of_air.STATIONS, files_of_air.HOURS
 HEADER = '"No","year","month","day","hour","PM2.5","PM10","SO2","NO2","CO","O3",'
@@ -325,15 +321,15 @@ def test_settings_are_checked():
         lavajax.AirQuality("x.zip", split="hours")
 
 
-@pytest.mark.skipif(not REAL_ZIP.is_file(), reason="the Beijing air-quality zip is not here")
+@pytest.mark.skipif(not REAL_AIR.is_file(), reason="the Beijing air-quality zip is not here")
 def test_real_files_have_the_published_counts_and_reference_error(data):
     """Counts of missing entries by the files' own NA; linear interpolation on 20-hour windows."""
-    measured = load_air_quality(REAL_ZIP, data)
+    measured = load_air_quality(REAL_AIR, data)
     assert np.isnan(measured).sum(axis=(0, 1)).tolist() == [
         *(8739, 6449, 9021, 12116, 20701, 13277),
         *(398, 393, 403, 390, 318),
     ]
     assert measured[0, :4, 0].tolist() == [4.0, 8.0, 7.0, 6.0]
-    source = lavajax.AirQuality(str(REAL_ZIP)).load(data)
+    source = lavajax.AirQuality(str(REAL_AIR)).load(data)
     errors = lavajax.score(air.interpolation_error, source, num_tasks=20_000)
     assert errors.mean() == pytest.approx(0.060, abs=0.004)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from helpers import REAL_OMNIGLOT
 from lavajax.datasets import base, builders, load_mini_imagenet, load_omniglot, omniglot
 from lavajax.datasets import mini_imagenet as mini
 
 ROOT = Path(__file__).resolve().parents[1]
-REAL = Path(os.environ.get("LAVAJAX_DATA", ROOT.parent / "shared" / "data"))
 
 
 def write_zip(path: Path, files: dict[str, bytes]) -> Path:
@@ -127,9 +127,9 @@ def test_missing_omniglot_says_where_it_is_published(tmp_path):
         load_omniglot(tmp_path, tmp_path)
 
 
-@pytest.mark.skipif(not (REAL / "omniglot").is_dir(), reason="Omniglot's small sets are not here")
+@pytest.mark.skipif(not REAL_OMNIGLOT.is_dir(), reason="Omniglot's small sets are not here")
 def test_real_omniglot_has_the_published_counts(tmp_path):
-    found = load_omniglot(REAL / "omniglot", tmp_path)
+    found = load_omniglot(REAL_OMNIGLOT, tmp_path)
     assert found.images.shape == (4840, 28, 28, 1)
     assert len(found.names) == 242
     assert len({name.split("/")[0] for name in found.names}) == 8

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import collections
-import os
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import lavajax
+from helpers import REAL_OMNIGLOT
 from lavajax import datasets
 from lavajax.tasks import episodes, images
-
-ROOT = Path(__file__).resolve().parents[1]
-REAL = Path(os.environ.get("LAVAJAX_DATA", ROOT.parent / "shared" / "data")) / "omniglot"
 
 Arrays = collections.namedtuple("Arrays", "images labels names")
 PER_CLASS, CLASSES, SIDE = 6, 10, 3
@@ -270,9 +266,9 @@ def test_prepared_images_lie_where_they_are_told_to(settings, reader, tops, tmp_
     assert asked == [("x", tmp_path), ("x", None)]
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="Omniglot's small sets are not here")
+@pytest.mark.skipif(not REAL_OMNIGLOT.is_dir(), reason="Omniglot's small sets are not here")
 def test_real_characters_are_split_by_alphabet(tmp_path):
-    source = lavajax.Omniglot(str(REAL)).load(tmp_path)
+    source = lavajax.Omniglot(str(REAL_OMNIGLOT)).load(tmp_path)
     assert {s: table.shape[0] for s, table in source.classes.items()} == {
         "train": 4 * 156,
         "validation": 22,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zipfile
 from pathlib import Path
 
 import jax
@@ -15,7 +16,7 @@ from sklearn.linear_model import LinearRegression, Ridge
 import lavajax as lj
 import options
 import targets
-from helpers import call_script, small_files
+from helpers import REAL_AIR, call_script, small_files
 from lavajax.tasks.base import SPLITS
 
 # As many test tasks as a report takes: one compilation.
@@ -297,6 +298,53 @@ def test_support_is_a_number_or_a_column_and_the_rest_is_scored(folder, tmp_path
     assert code == 0, text
     assert "adapted to 5 rows of m0, 6 predicted" in text
     assert "left out, 1: rows in which one of load, kN, temp is missing" in text
+
+
+@pytest.mark.skipif(not REAL_AIR.is_file(), reason="the Beijing air-quality zip is not here")
+def test_real_stations_in_one_file_are_adapted_to_better_than_without_the_others(tmp_path):
+    """A winter month at 12 stations: PM2.5 from the weather and other pollutants."""
+    import run as script
+
+    x = ["TEMP", "PRES", "DEWP", "CO", "NO2", "PM10"]
+    rows = stations_in_one_table(["station", *x, "PM2.5"])
+    rows.to_csv(tmp_path / "air.csv", index=False)
+    code, text = call_script(
+        *(script, "--task=table", f"--data={tmp_path / 'air.csv'}", "--group=station"),
+        *(f"--x={','.join(x)}", "--y=PM2.5", "--shots=10", "--queries=50", "--hidden", "32", "32"),
+        *("--method=lava-bayesian", "--steps=600", "--report-every=600", "--test-tasks=200"),
+        f"--out={tmp_path / 'run'}",
+    )
+    assert code == 0, text
+    unseen = json.loads((tmp_path / "run" / "groups.json").read_text())["test"]
+    train = rows[~rows["station"].isin(unseen)].dropna()
+    pooled = LinearRegression().fit(train[x], train["PM2.5"])
+    errors: dict[str, list[float]] = {"adapted": [], "pooled": [], "alone": []}
+    for name in unseen:
+        own = rows[rows["station"] == name].dropna()
+        few, rest = own.iloc[::70][:10], own.drop(own.index[::70][:10])
+        pd.concat([few, rest.assign(**{"PM2.5": np.nan})]).to_csv(tmp_path / "new.csv")
+        data, out = f"--data={tmp_path / 'new.csv'}", tmp_path / f"{name}.csv"
+        code, text = adapt(tmp_path, data, f"--group-value={name}", f"--out={out}")
+        assert code == 0, text
+        predicted = {
+            "adapted": pd.read_csv(out)["PM2.5 predicted"],
+            "pooled": pooled.predict(rest[x]),
+            "alone": Ridge(1.0).fit(few[x], few["PM2.5"]).predict(rest[x]),
+        }
+        for which, values in predicted.items():
+            errors[which].append(np.sqrt(np.mean((np.asarray(values) - rest["PM2.5"]) ** 2)))
+    adapted, others = np.mean(errors["adapted"]), (np.mean(errors[k]) for k in ("pooled", "alone"))
+    assert adapted < min(others)
+
+
+def stations_in_one_table(columns: list[str]) -> pd.DataFrame:
+    """The rows of February 2016 of every station's file."""
+    with zipfile.ZipFile(REAL_AIR) as archive:
+        parts = [
+            pd.read_csv(archive.open(name)) for name in archive.namelist() if name.endswith(".csv")
+        ]
+    rows = pd.concat(parts, ignore_index=True)
+    return rows[(rows["year"] == 2016) & (rows["month"] == 2)][columns]
 
 
 def test_saved_model_needs_the_column_of_the_groups(folder, tmp_path):

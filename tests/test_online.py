@@ -10,6 +10,7 @@ import pytest
 
 import lavajax as lj
 from helpers import RELU, assert_close, make_labels, make_params, make_points, numpy_features
+from lavajax.posterior import DensePosterior
 
 BAYES = lj.Lava(
     RELU,
@@ -130,6 +131,48 @@ def test_float32_drifts_little_over_ten_thousand_updates():
     expected = at @ (head + np.linalg.solve(system, z.T @ (y - z @ head)))
     error = np.abs(np.asarray(mean) - expected).max() / np.abs(expected).max()
     assert error < 1e-3
+
+
+@pytest.mark.parametrize("name", ["lava", "lava, error bars", "alpaca"])
+def test_float32_drifts_little_over_ten_thousand_updates_of_other_methods(name):
+    """Against all points at once in float64."""
+    support, query = make_points(10_000, 2), make_points(50, 2, seed=4)
+    truth = jnp.stack([jnp.sin(2 * support.x[:, 0]), support.x[:, 0]], axis=1) + 0.1 * support.y
+    params = make_params(METHODS[name], support)
+
+    @jax.jit
+    def follow(x, y):
+        def absorb(sums, point):
+            return lj.update(params, sums, (point[0][None], point[1][None])), None
+
+        return jax.lax.scan(absorb, lj.online(params), (x, y))[0]
+
+    found = lj.predict(params, lj.estimate(params, follow(support.x, truth)), query.x)
+    x, y, at = (np.asarray(each, np.float64) for each in (support.x, truth, query.x))
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), params)
+        adapted = wide.method.adapt(wide, lj.Points(jnp.asarray(x), jnp.asarray(y)))
+        expected = wide.method.predict(wide, adapted, jnp.asarray(at))
+    assert_close(found.mean, expected.mean, 1e-3)
+    if expected.epistemic is not None:
+        assert_close(found.epistemic, expected.epistemic, 1e-3)
+
+
+def test_functions_are_drawn_from_what_the_sums_leave_open(x64):
+    """Of mean and covariance as predicted, to the error of 20,000 draws."""
+    support, at = make_points(6, 2), make_points(4, 2, seed=4).x
+    params = make_params(METHODS["lava, error bars"], support)
+    adapted = lj.estimate(params, lj.online(params, support))
+    assert isinstance(adapted.posterior, DensePosterior)
+    prediction = lj.predict(params, adapted, at)
+    drawn = np.asarray(lj.sample(params, adapted, at, jax.random.key(0), number=20_000))
+    std = np.sqrt(np.asarray(prediction.epistemic))
+    assert np.all(np.abs(drawn.mean(axis=0) - prediction.mean) < 5 * std / np.sqrt(20_000))
+    np.testing.assert_allclose(drawn.std(axis=0), std, rtol=0.03)
+    whole = lj.sample(params, lj.adapt(params, support), at, jax.random.key(1), number=20_000)
+    for output in range(2):  # points together, as those of the posterior of all points at once
+        one, other = (np.cov(d[:, :, output].T) for d in (drawn, np.asarray(whole)))
+        np.testing.assert_allclose(one, other, atol=0.05 * one.diagonal().max())
 
 
 def test_nothing_is_compiled_again_as_points_arrive():

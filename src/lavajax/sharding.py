@@ -1,13 +1,15 @@
 """The meta-batch over devices: a mesh of one axis, and what each device takes of a batch.
 
-Parameters, optimiser state and data are on every device; the tasks of an outer step are shared
+Parameters and optimiser state are the same on every device; the tasks of an outer step are shared
 out, and one mean over the axis ``"tasks"`` makes a meta-gradient of what the devices have found.
-The devices may belong to several processes, which then all run the same program.
+The devices may belong to several processes, which then all run the same program; a device draws
+its tasks from the data of its process.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,16 +103,31 @@ def share_of(mesh: Mesh | None) -> Share:
 
 
 def over_devices(fn: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
-    """``fn``, written for one device and the axis, on all devices of the mesh.
+    """``fn(state, tasks, *rest)``, written for one device and the axis, on all those of the mesh.
 
-    Arguments and results are replicated. On one device this is ``fn`` itself.
+    Arguments and results are replicated, but for the tasks, which are ``give``n to each device. On
+    one device this is ``fn`` itself.
     """
     if share_of(mesh) == ALONE:
         return fn
-    # Unchecked, as under pmap: the check refuses a loop, in a user's source or method, that starts
-    # from constants and goes on with what differs between devices.
-    everywhere = PartitionSpec()
-    return jax.shard_map(fn, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
+
+    def on_device(state: PyTree, tasks: PyTree, *rest: Any) -> Any:
+        own = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[1:]), tasks)
+        return fn(state, own, *rest)
+
+    def everywhere(state: PyTree, tasks: PyTree, *rest: Any) -> Any:
+        same, apart = PartitionSpec(), PartitionSpec(AXIS)
+        # Unchecked, as under pmap: the check refuses a loop, in a user's source or method, that
+        # starts from constants and goes on with what differs between devices.
+        return jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=(same, apart, *(same for _ in rest)),
+            out_specs=same,
+            check_vma=False,
+        )(state, tasks, *rest)
+
+    return everywhere
 
 
 def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
@@ -129,6 +146,42 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
     return jax.tree.map(place, tree)
+
+
+def give(tree: PyTree, mesh: Mesh | None) -> PyTree:
+    """A copy on every device of what its process has, as arrays ``[devices, ...]`` over the mesh.
+
+    Raises:
+        ValueError: the processes have arrays of different shapes.
+    """
+    if mesh is None or share_of(mesh) == ALONE:
+        return replicate(tree, mesh)
+    sharding = NamedSharding(mesh, PartitionSpec(AXIS))
+    if not sharding.is_fully_addressable:
+        _check_alike(tree)
+
+    def place(leaf: Any) -> Array:
+        one = jnp.asarray(leaf)[None]
+        copies = [jax.device_put(one, device) for device in mesh.local_devices]
+        shape = (mesh.size, *one.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, sharding, copies)
+
+    return jax.tree.map(place, tree)
+
+
+def _check_alike(tree: PyTree) -> None:
+    """Requires arrays of the same shapes in every process, which else wait for each other."""
+    from jax.experimental import multihost_utils
+
+    found = [(jnp.shape(leaf), str(jnp.result_type(leaf))) for leaf in jax.tree.leaves(tree)]
+    digest = np.frombuffer(hashlib.sha256(repr(found).encode()).digest(), np.uint8)
+    every = np.asarray(multihost_utils.process_allgather(digest)).reshape(-1, digest.size)
+    if np.any(every != every[0]):
+        raise ValueError(
+            "tasks must have arrays of the same shapes and dtypes in every process, got "
+            f"{', '.join(f'{dtype} {list(shape)}' for shape, dtype in found)} in process "
+            f"{jax.process_index()}, and others elsewhere"
+        )
 
 
 def local(tree: PyTree, mesh: Mesh | None) -> PyTree:

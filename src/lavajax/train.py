@@ -19,7 +19,7 @@ import optax
 from lavajax import leaves
 from lavajax.methods.base import Method
 from lavajax.rescue import is_sound, left_out, run_carefully, spoiled
-from lavajax.sharding import local, replicate, task_mesh
+from lavajax.sharding import give, local, replicate, task_mesh
 from lavajax.steps import run_chunk, step_with_care
 from lavajax.tasks.base import TaskSource, check_source
 from lavajax.types import Array, MetaParams, PyTree, TrainState
@@ -195,6 +195,7 @@ def train(
     The tasks of every outer step are shared out over the devices, and the meta-gradient is the
     mean over all of them: that of one device, but for rounding. Parameters and data are on every
     device. Results, and the state that a callback sees, are on the first device of the process.
+    Several processes may each have a part of the data: a device draws from that of its process.
 
     Args:
         method: any method, such as ``Lava()``.
@@ -222,7 +223,8 @@ def train(
             among several that would need more is given up, and ends as NaN. A run that goes on from
             a ``state`` counts anew: what was left out before is not in it.
         devices: those to train on; None: all of ``jax.devices()``. Where ``jax.distributed`` joins
-            several processes, all of them make the same call, with the same arguments.
+            several processes, all of them make the same call, with the same arguments, but that the
+            arrays of ``tasks``, of equal shapes, may hold other numbers in each.
 
     Returns:
         Final parameters, state and history, the latter from ``state`` on.
@@ -256,7 +258,7 @@ def train(
     if done > steps:
         raise ValueError(f"state must not be beyond steps = {steps}, got one of step {done}")
 
-    state, tasks = replicate((state, tasks), mesh)
+    state, tasks = replicate(state, mesh), give(tasks, mesh)
     settings: dict[str, Any] = {
         "tx": tx,
         "meta_batch": meta_batch,

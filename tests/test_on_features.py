@@ -9,7 +9,7 @@ import pytest
 
 import lavajax as lj
 from helpers import RELU, assert_close, assert_finite, make_labels, make_params, make_points
-from lavajax.methods import base
+from lavajax.methods import base, noise
 from lavajax.methods.on_features import Given, on_features
 
 KEY = jax.random.key(3)
@@ -68,7 +68,8 @@ def test_loss_and_gradient_are_those_of_two_passes(name, mask, monkeypatch):
 
     with jax.enable_x64(False):
         value, gradient = value_and_grad()
-        monkeypatch.setattr(base, "on_features", lambda *given: given)
+        for module in (base, noise):
+            monkeypatch.setattr(module, "on_features", lambda *given: given)
         expected, expected_gradient = value_and_grad()
     assert_finite(gradient)
     assert_close(value, expected, 1e-5)

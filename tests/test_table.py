@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 import lavajax as lj
+from lavajax import frame as reading
 from lavajax.tasks.base import SPLITS, distinct
 
 SIZES = {"a": 30, "b": 25, "c": 40, "d": 22, "e": 35, "f": 3, "g": 2, "h": 7}
@@ -252,6 +253,20 @@ def test_file_that_is_no_table_is_refused(name, tmp_path):
         (tmp_path / file).write_bytes(content)
     with pytest.raises(kind, match=message):
         lj.Table("machine", ("load", "temp"), "wear", data=tmp_path / file).load()
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.parquet"])
+def test_what_unpacks_to_too_much_is_refused_before_it_is_read(name, tmp_path, monkeypatch):
+    rows = pd.DataFrame({"machine": ["a"] * 5000, "temp": 1.5, "load": 2.0, "wear": 3.0})
+    write = rows.to_csv if name.endswith(".csv.gz") else rows.to_parquet
+    write(tmp_path / name, index=False)
+    assert (tmp_path / name).stat().st_size < 5_000
+    assert len(reading.read(tmp_path / name, ("temp",))) == 5000
+    monkeypatch.setattr(reading, "MOST_BYTES", 50_000)
+    for reader in ("read_csv", "read_parquet"):
+        monkeypatch.setattr(pd, reader, lambda *args, **options: pytest.fail("it is read"))
+    with pytest.raises(ValueError, match="data must unpack to at most 50,000 bytes"):
+        reading.read(tmp_path / name, ("temp",))
 
 
 def test_folder_and_no_file_are_refused(tmp_path):

@@ -6,6 +6,7 @@ dict of arrays.
 
 from __future__ import annotations
 
+import gzip
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ import numpy as np
 
 from lavajax.extras import require
 from lavajax.validate import nearest
+
+MOST_BYTES = 2**32
+"""What a packed file may unpack to: more is refused before it fills the memory."""
 
 
 def is_table(value: Any) -> bool:
@@ -156,8 +160,8 @@ def read(path: str | Path, names: tuple[str, ...], groups: tuple[str, ...] = ())
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file cannot be read as what its name says, lacks a column, or has rows with
-            more fields than its header.
+        ValueError: the file cannot be read as what its name says, lacks a column, has rows with
+            more fields than its header, or is packed and unpacks to more than ``MOST_BYTES``.
         ModuleNotFoundError: pandas or pyarrow is missing.
     """
     pandas = require("pandas", "data", "reading a table")
@@ -174,9 +178,12 @@ def read(path: str | Path, names: tuple[str, ...], groups: tuple[str, ...] = ())
         if name.endswith((".parquet", ".pq")):
             require("pyarrow", "data", "reading a Parquet file")
             try:
-                table = pandas.read_parquet(path, engine="pyarrow")
+                size = _parquet_size(path)
+                fits = size <= MOST_BYTES
+                table = pandas.read_parquet(path, engine="pyarrow") if fits else None
             except ValueError as error:
                 raise ValueError(f"data must be a Parquet file, {path} is not: {error}") from None
+            _check_unpacked(path, size)
             check_names(column_names(table), wanted, "data")
             return table
         if not name.endswith((".csv", ".csv.gz")):
@@ -184,6 +191,8 @@ def read(path: str | Path, names: tuple[str, ...], groups: tuple[str, ...] = ())
                 f"data must end in .csv, .csv.gz, .parquet or .pq, got {path}: save the table as "
                 "one of these"
             )
+        if name.endswith(".gz"):
+            _check_unpacked(path, _gzip_size(path))
         # pandas renames the second of two columns of one name: the header is looked at first.
         options: dict[str, Any] = {"encoding": "utf-8-sig"}
         as_text = {"dtype": str, "keep_default_na": False}  # a column may be called NA
@@ -208,6 +217,33 @@ def read(path: str | Path, names: tuple[str, ...], groups: tuple[str, ...] = ())
         ) from None
     except (OSError, EOFError, zlib.error) as error:  # a .gz that is none, or is cut short
         raise ValueError(f"data must be a whole, readable file, {path} is not: {error}") from None
+
+
+def _check_unpacked(path: Path, size: int) -> None:
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"data must unpack to at most {MOST_BYTES:,} bytes, {path} to more: give a part of its "
+            "rows or columns"
+        )
+
+
+def _gzip_size(path: Path) -> int:
+    """The bytes that a file unpacks to, which are counted and not kept; at most one block more."""
+    size = 0
+    with gzip.open(path) as stream:
+        while size <= MOST_BYTES and (block := stream.read(2**20)):
+            size += len(block)
+    return size
+
+
+def _parquet_size(path: Path) -> int:
+    """The bytes of its columns by its own account, or as numbers where that says less."""
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        parts, rows = file.metadata, file.metadata.num_rows
+        told = sum(parts.row_group(i).total_byte_size for i in range(parts.num_row_groups))
+        return max(told, 8 * rows * parts.num_columns)
 
 
 def _check_lengths(columns: Sequence[np.ndarray], names: Sequence[str], argument: str) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import ClassVar
 
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import predict_mean, query_loss
+from lavajax.methods.base import one_pass_loss, predict_mean
 from lavajax.methods.gradient import adapt_gradient, check_gradient, init_gradient
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
@@ -45,6 +45,6 @@ class Anil:
     init = init_gradient
     adapt = adapt_gradient
     predict = predict_mean
-    loss = query_loss
+    loss = one_pass_loss
     memory = no_memory
     step = gradient_step

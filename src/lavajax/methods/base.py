@@ -303,14 +303,14 @@ def predict_mean(
 
 def query_loss(method: NetworkMethod, params: MetaParams, task: Task, key: Array | None) -> Array:
     """The mean loss of the query after adapting to the support; 0 for an empty query."""
-    return plain_query_loss(*on_features(method, params, task), key)
+    return loss_at(method, params, method.adapt(params, task.support, key=key), task.query)
 
 
-def plain_query_loss(
+def one_pass_loss(
     method: NetworkMethod, params: MetaParams, task: Task, key: Array | None
 ) -> Array:
-    """``query_loss`` of a method that reads the inputs themselves."""
-    return loss_at(method, params, method.adapt(params, task.support, key=key), task.query)
+    """``query_loss``, of a method that sees inputs through its backbone alone."""
+    return query_loss(*on_features(method, params, task), key)
 
 
 def loss_at(method: NetworkMethod, params: MetaParams, adapted: Adapted, at: Points) -> Array:
@@ -325,7 +325,6 @@ def density_loss(method: Method, params: MetaParams, task: Task, key: Array | No
 
     The variance is that of the observations, ``epistemic`` and ``noise`` together.
     """
-    method, params, task = on_features(method, params, task)
     adapted = method.adapt(params, task.support, key=key)
     query = points.sanitise(task.query)
     prediction = method.predict(params, adapted, query.x, mask=query.mask)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from lavajax import points, validate
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import check_parts, init_network, plain_query_loss, predict_mean, prior_of
+from lavajax.methods.base import check_parts, init_network, predict_mean, prior_of, query_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
@@ -101,6 +101,6 @@ class HyperNetwork:
         return Adapted(prior + jnp.where(points.any_real(support), delta, 0).astype(prior.dtype))
 
     predict = predict_mean
-    loss = plain_query_loss
+    loss = query_loss
     memory = no_memory
     step = gradient_step

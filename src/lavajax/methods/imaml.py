@@ -18,9 +18,9 @@ from lavajax.methods.base import (
     bind_support,
     check_parts,
     init_network,
+    one_pass_loss,
     predict_mean,
     prior_of,
-    query_loss,
     regulariser,
     scalar,
 )
@@ -143,7 +143,7 @@ class IMaml:
         return Adapted(implicit(jax.grad(objective), slope, solution, self.cg_steps))
 
     predict = predict_mean
-    loss = query_loss
+    loss = one_pass_loss
     memory = no_memory
     step = gradient_step
 

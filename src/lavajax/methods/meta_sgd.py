@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from lavajax import validate
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import init_network, predict_mean, prior_of, query_loss
+from lavajax.methods.base import init_network, one_pass_loss, predict_mean, prior_of
 from lavajax.methods.gradient import adapt_at_rate, check_descent
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
@@ -80,6 +80,6 @@ class MetaSgd:
         return adapt_at_rate(self, params, support, params.learned["rates"])
 
     predict = predict_mean
-    loss = query_loss
+    loss = one_pass_loss
     memory = no_memory
     step = gradient_step

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from lavajax import linalg
 from lavajax.methods.base import NetworkMethod, density_loss, query_loss
+from lavajax.methods.on_features import on_features
 from lavajax.types import Array, MetaParams, Task
 
 
@@ -45,5 +46,9 @@ def noise_variance(method: NoisyMethod, params: MetaParams) -> Array:
 
 
 def outer_loss(method: NoisyMethod, params: MetaParams, task: Task, key: Array | None) -> Array:
-    """The loss of the query's mean, or the negative log density of its targets."""
-    return (density_loss if method.outer == "nll" else query_loss)(method, params, task, key)
+    """The loss of the query's mean, or the negative log density of its targets.
+
+    Of a method that sees inputs through its backbone alone.
+    """
+    loss = density_loss if method.outer == "nll" else query_loss
+    return loss(*on_features(method, params, task), key)

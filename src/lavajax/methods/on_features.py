@@ -38,7 +38,7 @@ def on_features(method: Any, params: MetaParams, task: Task) -> tuple[Any, MetaP
 
     One pass of support and query has half as many operations as a pass of each, and on few points
     an operation costs most for being one. Only where the backbone takes points apart and does not
-    draw, so that the features are those of two passes; and for methods that see inputs through the
+    draw, so that the features are those of two passes. For methods that see inputs through the
     backbone alone.
     """
     subspace = getattr(method, "subspace", None)

@@ -13,9 +13,9 @@ from lavajax.methods.base import (
     bind_support,
     check_parts,
     init_network,
+    one_pass_loss,
     predict_mean,
     prior_of,
-    query_loss,
     regulariser,
     scalar,
 )
@@ -120,7 +120,7 @@ class Ridge:
         return Adapted(self._of_outputs(params, head))
 
     predict = predict_mean
-    loss = query_loss
+    loss = one_pass_loss
     memory = no_memory
     step = gradient_step
 

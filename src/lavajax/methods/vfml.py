@@ -20,9 +20,9 @@ from lavajax.methods.base import (
     inner_rate,
     learned_rate,
     loss_at,
+    one_pass_loss,
     predict_mean,
     prior_of,
-    query_loss,
 )
 from lavajax.methods.gradient import support_loss
 from lavajax.models.base import Model
@@ -126,7 +126,7 @@ class Vfml:
         return Adapted(block)
 
     predict = predict_mean
-    loss = query_loss
+    loss = one_pass_loss
     memory = no_memory
 
     def step(

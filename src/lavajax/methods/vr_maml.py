@@ -11,7 +11,7 @@ import optax
 
 from lavajax import validate
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import predict_mean, query_loss
+from lavajax.methods.base import one_pass_loss, predict_mean
 from lavajax.methods.gradient import adapt_gradient, check_gradient, init_gradient
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
@@ -60,7 +60,7 @@ class VrMaml:
     init = init_gradient
     adapt = adapt_gradient
     predict = predict_mean
-    loss = query_loss
+    loss = one_pass_loss
 
     def memory(self, params: MetaParams) -> dict[str, PyTree]:
         """What the recursion starts from.

@@ -70,12 +70,11 @@ class Job:
     @property
     def work(self) -> Work:
         """``chosen``, ``validation``, and by seed what ``_run`` finds."""
-        full = isinstance(getattr(self.row.method, "subspace", None), lavajax.Full)
-        per_step, compiling = 3e-3 if full else 1.2e-3, 8.0
-        protocol, candidates = self.protocol, len(self.row.candidates(self.protocol))
-        seconds = compiling + protocol.seeds * protocol.steps * per_step
-        if candidates > 1:
-            seconds += candidates * (compiling + protocol.search_steps * per_step)
+        protocol, compiling = self.protocol, 8.0
+        steps = [_step_seconds(each.method) for each in self.row.candidates(protocol)]
+        seconds = compiling + protocol.seeds * protocol.steps * max(steps)
+        if len(steps) > 1:
+            seconds += len(steps) * compiling + protocol.search_steps * sum(steps)
         compute = partial(_compute, self)
         return Work(self.item, self.name, self.key, compute, seconds=seconds, data=self.data)
 
@@ -142,6 +141,17 @@ class Job:
             name, _ = self.row.also
             method = dataclasses.replace(method, **{name: chosen[name]})
         return Candidate(method, chosen["outer_rate"], chosen.get("clip", USUAL_CLIP))
+
+
+def _step_seconds(method: Any) -> float:
+    """About how long an outer step takes on one core, for estimates of the time that is left."""
+    counted = getattr(method, "inner_steps", 1)
+    seconds = 1e-3 + 3e-4 * (counted if isinstance(counted, int) else 1)
+    if isinstance(getattr(method, "subspace", None), lavajax.Full):
+        seconds *= 2.5
+    if isinstance(getattr(method, "model", None), lavajax.Conv4):
+        seconds *= 2.0 * method.model.width
+    return seconds
 
 
 def _compute(job: Job, folders: Folders) -> dict[str, Any]:

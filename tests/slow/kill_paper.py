@@ -83,7 +83,7 @@ def main() -> int:
         for workers in (1, 2):
             folder = Path(parent) / str(workers)
             line, kills = command(folder, args.items, workers), 0
-            while kills < args.kills and not kill(line, moments.uniform(2.0, seconds / 2)):
+            while kills < args.kills and not kill(line, moments.uniform(2.0, seconds / 4)):
                 kills += 1
             run(line)
             same = results(folder) == expected

@@ -30,12 +30,12 @@ LAVA = "LAVA, Bayesian"
 CORRELATED = "LAVA, Bayesian, correlated"
 # All that predict a density; those whose noise can be learned learn it. Those with a prior over
 # weights end where its start lets them.
-_STARTS = (10.0, 100.0, 1000.0)
+_STARTS = (10.0, 100.0, 1000.0, 10_000.0)
 ROWS = (
     Row(LAVA, lavajax.lava_bayesian(), also=("epsilon", (0.1, *_STARTS))),
     Row(
         CORRELATED,
-        lavajax.lava_bayesian(model=lavajax.Correlated()),
+        lavajax.lava_bayesian(model=lavajax.Correlated(speed=100.0)),
         also=("epsilon", (0.1, *_STARTS)),
     ),
     Row(

@@ -104,6 +104,7 @@ class Row:
         rates: outer rates to choose from, where they are not the protocol's.
         also: the name of a further setting, and what it is chosen from.
         paper: whether the paper's tables have this row.
+        seeds: trained, where they are fewer than the protocol's.
         by_hand: whether a setting was chosen for this row by hand: it is then left out of
             comparisons with rows whose settings are their defaults.
     """
@@ -115,6 +116,7 @@ class Row:
     rates: tuple[float, ...] | None = None
     paper: bool = False
     also: tuple[str, tuple[float, ...]] | None = None
+    seeds: int | None = None
     by_hand: bool = False
 
     def candidates(self, protocol: Protocol) -> list[Candidate]:
@@ -190,5 +192,9 @@ GAUSSIAN_ROWS = (
 """Sampled networks that predict the noise of observations too, without which they have no density.
 """
 _WITH_DENSITY = ("ALPaCA", "DKT, linear", "DKT, RBF", "CNP", "attentive CNP", "TNP-D")
-ERROR_BAR_ROWS = (*(row for row in EXTENDED_ROWS if row.name in _WITH_DENSITY), *GAUSSIAN_ROWS)
+ERROR_BAR_ROWS = tuple(
+    dataclasses.replace(row, seeds=3)
+    for row in (*EXTENDED_ROWS, *GAUSSIAN_ROWS)
+    if row.name in _WITH_DENSITY or row in GAUSSIAN_ROWS
+)
 """Of the methods beyond the paper's, those that say how sure they are."""

@@ -43,7 +43,8 @@ class Table:
     def job(self, row: Row, column: str) -> Job:
         """A cell."""
         clips = self.clips.get(column, self.protocol.clips)
-        protocol = dataclasses.replace(self.protocol, clips=clips)
+        seeds = min(row.seeds or self.protocol.seeds, self.protocol.seeds)
+        protocol = dataclasses.replace(self.protocol, clips=clips, seeds=seeds)
         return Job(self.item, row, column.replace(" = ", "="), self.columns[column], protocol)
 
     def works(self, timed: Sequence[str] = ()) -> list[Work]:
@@ -265,6 +266,8 @@ class Table:
             if row.also:
                 name, values = row.also
                 parts.append(f"{row.name} has {spelt(name)}s of {listed(values)}")
+            if row.seeds is not None:
+                parts.append(f"{row.name} has {row.seeds} seeds")
             own_steps = hasattr(row.method, "inner_steps") and not row.name.startswith("LAVA")
             if own_steps and not row.searched:
                 parts.append(f"{row.name} has S = {row.method.inner_steps}")

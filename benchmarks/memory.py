@@ -154,7 +154,7 @@ def main() -> None:
     powers = {by: exponents(found, by) for by, found in sweeps.items()}
     for by, power in powers.items():
         found = ", ".join(f"{name} {power[name]:.2f}" for name in list(PARTS)[:2])
-        print(f"powers of the number of {by} at width {wide}: {found}; at most 1")
+        print(f"powers of the number of {by} at width {wide}: {found}; 1 is expected")
     settings = {"meta_batch": args.meta_batch, "shots": tasks.shots, "queries": tasks.queries}
     data = {**settings, "rows": rows, "powers": exponents(rows)}
     data |= {"sweeps": sweeps, "powers of others": powers}

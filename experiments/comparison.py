@@ -140,7 +140,8 @@ class Job:
         if self.row.also:
             name, _ = self.row.also
             method = dataclasses.replace(method, **{name: chosen[name]})
-        return Candidate(method, chosen["outer_rate"], chosen.get("clip", USUAL_CLIP))
+        (first, *_) = self.row.candidates(self.protocol)
+        return Candidate(method, chosen["outer_rate"], chosen.get("clip", first.clip))
 
 
 def _step_seconds(method: Any) -> float:
@@ -178,7 +179,7 @@ def _compute(job: Job, folders: Folders) -> dict[str, Any]:
     if job.row.also:
         name, _ = job.row.also
         chosen[name] = getattr(candidate.method, name)
-    if len(job.protocol.clips) > 1:
+    if len({each.clip for each in job.row.candidates(job.protocol)}) > 1:
         chosen["clip"] = candidate.clip
     return {
         "chosen": chosen,

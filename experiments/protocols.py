@@ -134,7 +134,8 @@ class Row:
                 for value in values
             ]
         rates = self.rates or protocol.rates
-        return [Candidate(*each) for each in itertools.product(methods, rates, protocol.clips)]
+        clips = protocol.clips if self.optimizer == "adam" else (USUAL_CLIP,)  # which alone clips
+        return [Candidate(*each) for each in itertools.product(methods, rates, clips)]
 
 
 # The methods of the paper's tables, LAVA's settings beyond it, and the nearest neighbour of its

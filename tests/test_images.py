@@ -231,6 +231,8 @@ def test_turned_characters_are_classes_of_the_splits_that_are_named():
 def test_settings_are_checked_and_name_their_loss():
     assert lavajax.Omniglot("x", ways=7).point_loss == lavajax.CrossEntropy(7)
     assert lavajax.MiniImageNet("x").point_loss == lavajax.CrossEntropy(5)
+    assert lavajax.Omniglot("x", rotations=True) == lavajax.Omniglot("x", rotations="train")
+    assert lavajax.Omniglot("x", rotations=False) == lavajax.Omniglot("x", rotations="none")
     with pytest.raises(ValueError, match=r"Omniglot\.ways must be an integer of at least 2, got 1"):
         lavajax.Omniglot("x", ways=1)
     with pytest.raises(

@@ -445,12 +445,12 @@ def test_batch_norm_refuses_a_single_point(model):
 @NORMALISED
 def test_batch_norm_of_a_single_point_is_no_value_where_a_compiled_mask_leaves_one(model):
     """Training then leaves such tasks out, counts them, and stops where they are too many."""
-    method = lj.Anil(model)
-    params = make_params(method, make_points(4))
-    loss = jax.jit(lambda task: method.loss(params, task, None))
-    for real, sound in ((1, False), (2, True), (4, True)):
-        support = dataclasses.replace(make_points(4), mask=jnp.arange(4) < real)
-        assert jnp.isfinite(loss(lj.Task(support, make_points(4, seed=1)))) == sound
+    for method in (lj.Anil(model), lj.Lava(model), lj.Bmaml(model, particles=2)):
+        params = make_params(method, make_points(4))
+        loss = jax.jit(lambda task, m=method, p=params: m.loss(p, task, jax.random.key(0)))
+        for real, sound in ((1, False), (2, True), (4, True)):
+            support = dataclasses.replace(make_points(4), mask=jnp.arange(4) < real)
+            assert jnp.isfinite(loss(lj.Task(support, make_points(4, seed=1)))) == sound
 
 
 @NORMALISED

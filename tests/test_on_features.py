@@ -11,6 +11,7 @@ import lavajax as lj
 from helpers import RELU, assert_close, assert_finite, make_labels, make_params, make_points
 from lavajax.methods import base, noise
 from lavajax.methods.on_features import Given, on_features
+from lavajax.outer import in_training
 
 KEY = jax.random.key(3)
 METHODS = {
@@ -39,14 +40,6 @@ class Counted:
         """See ``Model``."""
         self.passes.append(x.shape[0])
         return self.inner.features(weights, fixed, x, context=context, mask=mask)
-
-
-class Drawn(Counted):
-    """One that draws in training."""
-
-    def drawn(self, fixed, key):
-        """See ``StochasticModel``."""
-        return fixed
 
 
 def task_for(name: str, mask=None) -> lj.Task:
@@ -85,6 +78,25 @@ def test_all_points_pass_the_backbone_once():
     assert backbone.passes == [8]
 
 
+def test_all_points_of_a_task_share_what_dropout_draws(monkeypatch):
+    import flax.linen as nn
+
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x, deterministic=True):
+            x = nn.Dropout(0.5, deterministic=deterministic)(nn.tanh(nn.Dense(16)(x)))
+            return nn.Dense(4)(x)
+
+    method, task = lj.Anil(lj.Linen(Net())), task_for("anil")
+    params = make_params(method, task.support)
+    drawn = in_training(params, KEY)
+    loss = method.loss(drawn, task, KEY)
+    assert abs(loss - method.loss(params, task, KEY)) > 1e-3
+    assert on_features(method, drawn, task)[0] != method
+    monkeypatch.setattr(base, "on_features", lambda *given: given)
+    assert_close(loss, method.loss(drawn, task, KEY), 1e-5)
+
+
 def test_padding_reaches_no_gradient():
     method, task = METHODS["lava"], task_for("lava", [True, True, False, True, False])
     spoilt = task.support.x.at[2].set(float("nan"))
@@ -102,7 +114,7 @@ def test_what_is_not_a_shared_backbone_apart_is_left_as_it_is():
 
     task = task_for("lava")
     coupled = lj.Linen(nn.Sequential([nn.Dense(4), nn.BatchNorm(use_running_average=False)]))
-    for method in (lj.Cavia(RELU), lj.Maml(RELU), lj.Cnp(), lj.Lava(coupled), lj.Lava(Drawn(RELU))):
+    for method in (lj.Cavia(RELU), lj.Maml(RELU), lj.Cnp(), lj.Lava(coupled)):
         params = make_params(method, task.support)
         found = on_features(method, params, task)
         assert all(one is other for one, other in zip(found, (method, params, task), strict=True))

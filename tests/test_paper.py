@@ -308,6 +308,8 @@ def test_bounds_on_the_meta_gradient_are_chosen_where_a_table_gives_any(tmp_path
     assert far.chosen(folders).clip == result["chosen"]["clip"]
     assert f"clip {result['chosen']['clip']:g}" in cells.show_settings()
     assert all(each.clip == 10.0 for each in PAPER_ROWS[0].candidates(HEADLINE))
+    sgd = next(row for row in PAPER_ROWS if row.optimizer == "sgd")  # which clips nothing
+    assert [each.clip for each in sgd.candidates(far.protocol)] == [10.0]
 
 
 def test_an_inner_rate_that_is_not_learned_is_chosen_too(paper, tmp_path, monkeypatch):

@@ -262,10 +262,10 @@ def test_what_unpacks_to_too_much_is_refused_before_it_is_read(name, tmp_path, m
     write(tmp_path / name, index=False)
     assert (tmp_path / name).stat().st_size < 5_000
     assert len(reading.read(tmp_path / name, ("temp",))) == 5000
-    monkeypatch.setattr(reading, "MOST_BYTES", 50_000)
+    monkeypatch.setattr(reading, "MOST_BYTES", 15_000)
     for reader in ("read_csv", "read_parquet"):
         monkeypatch.setattr(pd, reader, lambda *args, **options: pytest.fail("it is read"))
-    with pytest.raises(ValueError, match="data must unpack to at most 50,000 bytes"):
+    with pytest.raises(ValueError, match="data must unpack to at most 15,000 bytes"):
         reading.read(tmp_path / name, ("temp",))
 
 

@@ -278,7 +278,7 @@ EXAMPLES = {
     "AirQuality": lavajax.AirQuality("here.zip", column="O3", inputs="all", split="station"),
     "Radio": lavajax.Radio("here.hdf5", shots=20),
     "SyntheticFm": lavajax.SyntheticFm(snr=(5, 0.1 + 0.2 + 5), clean_query=True),
-    "Omniglot": lavajax.Omniglot("here", ways=3, shots=2, rotations=False),
+    "Omniglot": lavajax.Omniglot("here", ways=3, shots=2, rotations="none"),
     "MiniImageNet": lavajax.MiniImageNet("there", ways=4, queries=3),
     "NoisyLabels": lavajax.NoisyLabels(lavajax.Sine(shots=4), 0.1 + 0.2, "both"),
     "FixedTasks": lavajax.FixedTasks(lavajax.Cartpole(), number=7, seed=2),

@@ -74,7 +74,7 @@ def test_a_layer_without_gradient_is_dead():
     norms = {"layer_grad_norm": np.array(1e-30)}
     assert look(watch, 0, 10, chunk(4.0) | norms) == []
     (text,) = look(watch, 10, 20, chunk(4.0) | {"layer_grad_norm": np.array(0.0)})
-    assert "is dead: the gradient of a layer of the backbone is exactly 0 in all steps" in text
+    assert "leaves a layer of the backbone as it is: its gradient is exactly 0 in all" in text
     (text,) = look(watch, 20, 30, chunk(4.0, 0.0) | {"layer_grad_norm": np.array(0.0)})
     assert "is dead: the gradient is exactly 0" in text  # not both
 
@@ -117,7 +117,7 @@ def test_training_whose_first_layer_is_asleep_says_so():
     first = {**learned["weights"][0], "b": jnp.full_like(learned["weights"][0]["b"], -1e3)}
     learned = {**learned, "weights": [first, *learned["weights"][1:]]}
     state = dataclasses.replace(state, params=state.params.replace_learned(learned))
-    with pytest.warns(UserWarning, match="is dead: the gradient of a layer of the back") as told:
+    with pytest.warns(UserWarning, match="leaves a layer of the backbone as it is") as told:
         trained = lavajax.train(
             METHOD, TASKS, steps=10, chunk=5, meta_batch=2, optimizer=tx, state=state
         )

@@ -101,8 +101,8 @@ def render(scale: Scale, folders: Folders) -> str:
         "LAVA's inner rate starts at "
         f"{LAVA_RATE:g}, chosen by hand on validation episodes; those of the others start at their "
         "defaults, and of CAVIA at 1, as in its own experiments. The 95% interval of a seed over "
-        f"the {cells.protocol.test_tasks:,} episodes, and how long its training took, beside "
-        "another one:",
+        f"the {cells.protocol.test_tasks:,} episodes, and how long its training took, two "
+        "at a time:",
         cells.show("method", partial(_interval, cells)),
         cells.exceptions(),
         cells.show_settings(),
@@ -111,13 +111,16 @@ def render(scale: Scale, folders: Folders) -> str:
     )
 
 
+_SHOWN = ("standard_error", "seconds")
+
+
 def _interval(cells: Table, row: Row, column: str) -> str:
     """Half the interval of accuracy, and minutes, both the median over seeds."""
     result = cells.found.get((row.name, column), {"seeds": ()})
     seeds = [s for s in result["seeds"] if s["accuracy"] is not None]
     if not seeds:
         return ""
-    error, seconds = (np.median([s[name] for s in seeds]) for name in ("standard_error", "seconds"))
+    error, seconds = (np.median([s.get(name, np.nan) for s in seeds]) for name in _SHOWN)
     return f"± {100 * 1.96 * error:.2g}%, {seconds / 60:.2g} min"
 
 

@@ -162,8 +162,10 @@ def render(scale: Scale, folders: Folders) -> str:
         f"{STARTS} states of the query, up to where the true one leaves the training box: the "
         f"median over {some['trajectories'] // STARTS} unseen tasks, then the mean over "
         "the seeds that have not diverged. The models are those of the table above; both fields "
-        "are integrated by an adaptive Runge-Kutta method of orders 4 and 5. Failed integrations, "
-        "in the box: " + (", ".join(failures) if failures else "none") + ".",
+        "are integrated by an adaptive Runge-Kutta method of orders 4 and 5. Integrations that "
+        "failed before the true one left the box: "
+        + (", ".join(failures) if failures else "none")
+        + ".",
         "\n".join(lines),
         f"![Trajectories of learned and true fields]({folders.results.name}/{FIGURE})\n\n"
         "Grey: true; coloured: learned from 10 points; dots: initial states; "

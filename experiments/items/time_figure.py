@@ -71,13 +71,15 @@ def render(scale: Scale, folders: Folders) -> str:
         if np.isfinite(own).all():
             lines.append(
                 f"- {column}: LAVA is left of or below every other method{end}. Adaptation and "
-                f"prediction of a task, in a batch of 100: {_adaptation(cells, column)}."
+                "prediction of a task, in a batch of 100, from the fewest inner steps to the most: "
+                f"{_adaptation(cells, column)}."
             )
     return section(
         "## Error against time",
-        f"After {cells.protocol.steps:,} outer steps, {cells.protocol.seeds} seeds, the outer rate "
-        "chosen on validation tasks; the time is that of an outer step over the 10 tasks of a "
-        f"meta-batch, on {cells.machine(done[0])}. Numbers at the ends of a line: inner steps.",
+        f"After {cells.protocol.steps:,} outer steps, {cells.protocol.seeds} seeds; the outer rate "
+        "and, at Van der Pol, the bound on the meta-gradient are chosen on validation tasks; the "
+        "time is that of an outer step over the 10 tasks of a meta-batch, on "
+        f"{cells.machine(done[0])}. Numbers at the ends of a line: inner steps.",
         f"![Error against time]({folders.results.name}/{FIGURE})",
         "\n".join(lines),
     )

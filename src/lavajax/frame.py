@@ -237,13 +237,13 @@ def _gzip_size(path: Path) -> int:
 
 
 def _parquet_size(path: Path) -> int:
-    """The bytes of its columns by its own account, or as numbers where that says less."""
+    """The bytes of its columns by its own account, or one for each entry where that says less."""
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
         parts, rows = file.metadata, file.metadata.num_rows
         told = sum(parts.row_group(i).total_byte_size for i in range(parts.num_row_groups))
-        return max(told, 8 * rows * parts.num_columns)
+        return max(told, rows * parts.num_columns)
 
 
 def _check_lengths(columns: Sequence[np.ndarray], names: Sequence[str], argument: str) -> None:

@@ -111,11 +111,11 @@ def over_devices(fn: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any
     if share_of(mesh) == ALONE:
         return fn
 
-    def on_device(state: PyTree, tasks: PyTree, *rest: Any) -> Any:
-        own = jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[1:]), tasks)
-        return fn(state, own, *rest)
+    def on_device(state: PyTree, tasks: Given, *rest: Any) -> Any:
+        own = [leaf.reshape(leaf.shape[1:]) for leaf in tasks.leaves]
+        return fn(state, jax.tree.unflatten(tasks.structure, own), *rest)
 
-    def everywhere(state: PyTree, tasks: PyTree, *rest: Any) -> Any:
+    def everywhere(state: PyTree, tasks: Given, *rest: Any) -> Any:
         same, apart = PartitionSpec(), PartitionSpec(AXIS)
         # Unchecked, as under pmap: the check refuses a loop, in a user's source or method, that
         # starts from constants and goes on with what differs between devices.
@@ -148,11 +148,25 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return jax.tree.map(place, tree)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A pytree of which every device has its own, taken apart: its nodes may check their arrays.
+
+    Attributes:
+        leaves: arrays ``[devices, ...]`` over the mesh.
+        structure: of the tree; static.
+    """
+
+    leaves: list[Array]
+    structure: Any = dataclasses.field(metadata={"static": True})
+
+
 def give(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """A copy on every device of what its process has, as arrays ``[devices, ...]`` over the mesh.
+    """A copy on every device of what its process has: ``Given``; on one device, the tree itself.
 
     Raises:
-        ValueError: the processes have arrays of different shapes.
+        ValueError: the processes have arrays of different shapes, or other units.
     """
     if mesh is None or share_of(mesh) == ALONE:
         return replicate(tree, mesh)
@@ -161,12 +175,13 @@ def give(tree: PyTree, mesh: Mesh | None) -> PyTree:
         _check_alike(tree)
 
     def place(leaf: Any) -> Array:
-        one = jnp.asarray(leaf)[None]
+        one = (leaf if isinstance(leaf, jax.Array) else np.asarray(leaf))[None]
         copies = [jax.device_put(one, device) for device in mesh.local_devices]
         shape = (mesh.size, *one.shape[1:])
         return jax.make_array_from_single_device_arrays(shape, sharding, copies)
 
-    return jax.tree.map(place, tree)
+    leaves, structure = jax.tree.flatten(tree)
+    return Given([place(leaf) for leaf in leaves], structure)
 
 
 def _check_alike(tree: PyTree) -> None:
@@ -174,11 +189,13 @@ def _check_alike(tree: PyTree) -> None:
     from jax.experimental import multihost_utils
 
     found = [(jnp.shape(leaf), str(jnp.result_type(leaf))) for leaf in jax.tree.leaves(tree)]
-    digest = np.frombuffer(hashlib.sha256(repr(found).encode()).digest(), np.uint8)
+    whole = repr((found, getattr(tree, "units", None)))
+    digest = np.frombuffer(hashlib.sha256(whole.encode()).digest(), np.uint8)
     every = np.asarray(multihost_utils.process_allgather(digest)).reshape(-1, digest.size)
     if np.any(every != every[0]):
         raise ValueError(
-            "tasks must have arrays of the same shapes and dtypes in every process, got "
+            "tasks must have arrays of the same shapes and dtypes in every process, and the same "
+            "units where they have any, got "
             f"{', '.join(f'{dtype} {list(shape)}' for shape, dtype in found)} in process "
             f"{jax.process_index()}, and others elsewhere"
         )

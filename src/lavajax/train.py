@@ -231,7 +231,8 @@ def train(
 
     Warns:
         UserWarning: training is finite and yet none, and goes on: its loss explodes, or its
-            gradient is exactly 0 (``lavajax.watch``). Said once.
+            gradient, or that of a layer of the backbone, is exactly 0 (``lavajax.watch``). Said
+            once.
 
     Raises:
         ValueError: an argument is out of range, or the method cannot take such tasks.

@@ -61,12 +61,16 @@ class Watch:
                 f"training{who} explodes: the loss is {value:.3g} up to step {stop}, and was "
                 f"{first:.3g} in the first; a lower outer rate, inner rate or clip may help"
             )
-        if kind == "dead":
-            what, means = "the gradient", "so that nothing is learned"
-        else:
-            what, means = "the gradient of a layer of the backbone", "so that it learns nothing"
+        if kind == "dead layer":
+            return (
+                f"training{who} leaves a layer of the backbone as it is: its gradient is exactly 0 "
+                f"in all steps from {start} to {stop}, and the loss {value:.3g}; it is unused, or "
+                "held constant, or its units are never active, which a lower outer rate, or inputs "
+                "of another scale, may prevent"
+            )
         return (
-            f"training{who} is dead: {what} is exactly 0 in all steps from {start} to {stop}, and "
-            f"the loss {value:.3g}, {means}; inputs of another scale, or another seed, may wake "
-            "units that are never active, and the loss must depend on what is learned"
+            f"training{who} is dead: the gradient is exactly 0 in all steps from {start} to "
+            f"{stop}, and the loss {value:.3g}, so that nothing is learned; inputs of another "
+            "scale, or another seed, may wake units that are never active, and the loss must "
+            "depend on what is learned"
         )

@@ -165,7 +165,7 @@ PARTS = ([1.0, 2.0, 3.0], [-4.0, -5.0, -6.0])
 
 
 def train_on_part(number: int, port: int, size: int) -> None:
-    """One step of eight tasks in one process of two, on its part of the slopes; prints the sum."""
+    """One step of eight tasks in one process of two, on its part; prints the parameters."""
     jax.distributed.initialize(f"localhost:{port}", 2, number)
     lines = Lines(jnp.array(PARTS[number][:size]))
     params = lavajax.train(METHOD, lines, steps=1, meta_batch=8, optimizer=SGD).params

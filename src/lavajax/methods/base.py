@@ -168,11 +168,16 @@ def check_batch(params: MetaParams, x: Array, real: int, name: str = "support") 
     Raises:
         ValueError: one is, all of whose normalised features are 0.
     """
-    if real == 1 and x.ndim == 2 and "batch_stats" in params.fixed.get("backbone", ()):
+    if real == 1 and is_normalised(params, x):
         raise ValueError(
             f"{name} must have at least 2 points for a model with batch normalisation, which makes "
             "the features of a single one 0 whatever it is, got 1; use layer or group normalisation"
         )
+
+
+def is_normalised(params: MetaParams, x: Array) -> bool:
+    """Whether batch normalisation takes its statistics from vectors x ``[N, d]``, one for each."""
+    return x.ndim == 2 and "batch_stats" in params.fixed.get("backbone", ())
 
 
 def expected_params(method: Method, spec: PointSpec) -> MetaParams:
@@ -255,8 +260,8 @@ def bind_support(
     """The support with its padding made harmless, and the outputs there given the block.
 
     The prior block is float32 or better, whatever the dtype of the network, and so is the block
-    that an inner loop or a solve makes of it. It is NaN where a mask leaves one point to batch
-    normalisation.
+    that an inner loop or a solve makes of it. The outputs are NaN where a mask leaves one point to
+    batch normalisation.
 
     Raises:
         ValueError: batch normalisation would leave nothing of the support, called ``name``.
@@ -264,12 +269,20 @@ def bind_support(
     check_batch(params, support.x, support.x.shape[0], name)
     support = points.sanitise(support)
     bound = bind(method.subspace, method.model, params, support.x, support.mask)
-    start = inner_start(bound.prior, support)
-    if support.mask is not None and "batch_stats" in params.fixed["backbone"]:
+    bound = bound._replace(prior=inner_start(bound.prior, support))
+    if support.mask is not None and is_normalised(params, support.x):
         # How many points are real is not known here: of one, nothing is a value that is refused.
         lone = jnp.where(jnp.sum(support.mask) == 1, jnp.nan, 0.0)
-        start = jax.tree.map(lambda leaf: leaf + lone.astype(leaf.dtype), start)
-    return support, bound._replace(prior=start)
+
+        def apply(block: PyTree, x: Array, mask: Array | None) -> Array:
+            outputs = bound.apply(block, x, mask)
+            return outputs + lone.astype(outputs.dtype)
+
+        inputs = bound.inputs
+        if jnp.issubdtype(inputs.dtype, jnp.floating):
+            inputs = inputs + lone.astype(inputs.dtype)
+        return support, bound._replace(inputs=inputs, apply=apply)
+    return support, bound
 
 
 def inner_start(block: PyTree, support: Points) -> PyTree:

@@ -94,8 +94,9 @@ class Lava:
             shape, or ``"naive"``, the paper's steps taken literally with N matrices of n x n.
         noise: sigma, the standard deviation of the noise, in units of the targets that the source
             samples (standardised ones, of a table), or where it
-            starts; None for a prediction without error bars. A context or all weights are shared by
-            the outputs: where these differ in noise, each has the spread for its own.
+            starts; None for a prediction without error bars. The precision of a
+            context or of all weights, which the outputs share, is not weighted by their noise; each
+            output's variance is scaled by its own sigma^2.
         learn_noise: learn log sigma ``[k]`` in the outer loop.
         outer: what the outer loop minimises: ``"mse"``, the loss of the query's mean, whatever
             ``point_loss`` is; or ``"nll"``, the negative log density of the query's targets, the

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from lavajax import points
-from lavajax.models.base import is_stochastic
 from lavajax.types import Array, MetaParams, Points, PyTree, Task
 
 
@@ -37,15 +36,15 @@ def on_features(method: Any, params: MetaParams, task: Task) -> tuple[Any, MetaP
     """The same problem with the features of a shared backbone for inputs, else as it is.
 
     One pass of support and query has half as many operations as a pass of each, and on few points
-    an operation costs most for being one. Only where the backbone takes points apart and does not
-    draw, so that the features are those of two passes. For methods that see inputs through the
-    backbone alone.
+    an operation costs most for being one. Only where the backbone takes points apart: what it may
+    draw, such as dropout, is the same for all points of a task. For methods that see inputs through
+    the backbone alone.
     """
     subspace = getattr(method, "subspace", None)
     if subspace is None or not subspace.shares_backbone:
         return method, params, task
     fixed = params.fixed["backbone"]
-    if is_stochastic(method.model) or "batch_stats" in fixed:
+    if "batch_stats" in fixed:
         return method, params, task
     support, query = points.sanitise(task.support), points.sanitise(task.query)
     both, n = points.concatenate(support, query), support.x.shape[0]

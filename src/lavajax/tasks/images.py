@@ -68,6 +68,8 @@ class Omniglot:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "data", str(self.data))
+        if isinstance(self.rotations, bool):  # as earlier versions have saved it
+            object.__setattr__(self, "rotations", "train" if self.rotations else "none")
         _check_episode(self)
         validate.choice(self, "split", ("alphabet", "lake", "finn"))
         validate.choice(self, "rotations", ("train", "all", "none"))

@@ -48,9 +48,9 @@ def task_for(name: str, mask=None) -> lj.Task:
     return lj.Task(make(5, 2, seed=1, mask=mask), make(3, 2, seed=2, mask=query_mask))
 
 
-@pytest.mark.parametrize("mask", [None, [True, True, False, True, False]])
 @pytest.mark.parametrize("name", METHODS)
-def test_loss_and_gradient_are_those_of_two_passes(name, mask, monkeypatch):
+def test_loss_and_gradient_are_those_of_two_passes(name, monkeypatch):
+    mask = [True, True, False, True, False] if name in ("lava", "anil", "alpaca") else None
     method, task = METHODS[name], task_for(name, mask)
     params = make_params(method, task.support)
 

@@ -310,8 +310,17 @@ def test_real_stations_in_one_file_are_adapted_to_better_than_without_the_others
     rows.to_csv(tmp_path / "air.csv", index=False)
     code, text = call_script(
         *(script, "--task=table", f"--data={tmp_path / 'air.csv'}", "--group=station"),
-        *(f"--x={','.join(x)}", "--y=PM2.5", "--shots=10", "--queries=50", "--hidden", "32", "32"),
-        *("--method=lava-bayesian", "--steps=600", "--report-every=600", "--test-tasks=200"),
+        *(
+            f"--x={','.join(x)}",
+            "--y=PM2.5",
+            "--shots=10",
+            "--queries=50",
+            "--hidden",
+            "32",
+            "32",
+            "--no-figures",
+        ),
+        *("--method=lava-bayesian", "--steps=400", "--report-every=400", "--test-tasks=200"),
         f"--out={tmp_path / 'run'}",
     )
     assert code == 0, text

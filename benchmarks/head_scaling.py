@@ -27,6 +27,7 @@ import numpy as np
 
 import figures
 import lavajax
+from lavajax.methods.on_features import Given
 from lavajax.types import Array, MetaParams, Points
 
 NUMBERS = {"N": "points N", "P": "features P"}
@@ -63,7 +64,7 @@ def problem(n: int, p: int, k: int, **options: Any) -> tuple[MetaParams, Points]
     """A head ``[P, k]`` before adaptation, and N points for it."""
     x = jax.random.normal(jax.random.key(0), (n, p - 1)) / np.sqrt(p)
     y = jax.random.normal(jax.random.key(1), (n, k))
-    return lavajax.Lava(measuring.Given(), **options).init(jax.random.key(2), x, y), Points(x, y)
+    return lavajax.Lava(Given(), **options).init(jax.random.key(2), x, y), Points(x, y)
 
 
 def adapted(params: MetaParams, support: Points) -> Array:

@@ -7,7 +7,6 @@ machine does disturbs all of them alike, and the median over turns is kept.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import platform
@@ -28,32 +27,10 @@ import jax  # noqa: E402
 
 from files import write_whole  # noqa: E402
 from lavajax.steps import MOST_DRAWN  # noqa: E402
-from lavajax.types import Array, PyTree  # noqa: E402
 
 RESULTS = HERE / "results"
 # Training draws tasks for so many steps at a time: a turn of fewer would pay for unused ones.
 STEPS = MOST_DRAWN
-
-
-@dataclasses.dataclass(frozen=True)
-class Given:
-    """Features that are the inputs themselves."""
-
-    def init(self, key: Array, x: Array, context: Array | None = None) -> tuple[PyTree, PyTree]:
-        """Nothing to draw."""
-        return {}, {}
-
-    def features(
-        self,
-        weights: PyTree,
-        fixed: PyTree,
-        x: Array,
-        *,
-        context: Array | None = None,
-        mask: Array | None = None,
-    ) -> Array:
-        """The inputs ``[N, D]``."""
-        return x
 
 
 def interleaved(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import lavajax
+from lavajax.methods.on_features import Given
 from lavajax.types import Array
 
 POINTS = (1, 10, 100, 1000)
@@ -42,7 +43,7 @@ def features(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def error(method: lavajax.Lava, number: int, scale: float, stored: str = "float32") -> float:
     """The relative error of the predictions from ``number`` points."""
     (x, y), (at, _) = features(number), features(50, seed=2)
-    method = dataclasses.replace(method, model=measuring.Given())
+    method = dataclasses.replace(method, model=Given())
     params = method.init(jax.random.key(3), jnp.asarray(x), jnp.asarray(y))
     low = jax.tree.map(lambda a: jnp.asarray(a, stored), (params.learned, scale * x, scale * at))
     with jax.enable_x64(True):

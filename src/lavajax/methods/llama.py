@@ -12,6 +12,7 @@ from lavajax.curvature import PointLosses
 from lavajax.losses import Loss, SquaredError
 from lavajax.methods.base import bind_support, check_apart, loss_at, predict_mean
 from lavajax.methods.gradient import adapt_gradient, check_gradient, init_gradient
+from lavajax.methods.on_features import on_features
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
@@ -80,11 +81,12 @@ class Llama:
 
     def loss(self, params: MetaParams, task: Task, key: Array) -> Array:
         """The query loss after adapting, and the log determinant; a scalar."""
-        adapted = self.adapt(params, task.support, key=key)
-        fit = loss_at(self, params, adapted, task.query)
+        method, params, task = on_features(self, params, task)
+        adapted = method.adapt(params, task.support, key=key)
+        fit = loss_at(method, params, adapted, task.query)
         if self.eta == 0:
             return fit
-        return fit + self.eta * self.log_det(params, adapted, task.query)
+        return fit + self.eta * method.log_det(params, adapted, task.query)
 
     memory = no_memory
     step = gradient_step

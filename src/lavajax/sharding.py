@@ -105,17 +105,17 @@ def share_of(mesh: Mesh | None) -> Share:
 def over_devices(fn: Callable[..., Any], mesh: Mesh | None) -> Callable[..., Any]:
     """``fn(state, tasks, *rest)``, written for one device and the axis, on all those of the mesh.
 
-    Arguments and results are replicated, but for the tasks, which are ``give``n to each device. On
-    one device this is ``fn`` itself.
+    Arguments and results are replicated, but for the tasks, which ``give`` has put on each device.
+    On one device this is ``fn`` itself.
     """
     if share_of(mesh) == ALONE:
         return fn
 
-    def on_device(state: PyTree, tasks: Given, *rest: Any) -> Any:
+    def on_device(state: PyTree, tasks: PerDevice, *rest: Any) -> Any:
         own = [leaf.reshape(leaf.shape[1:]) for leaf in tasks.leaves]
         return fn(state, jax.tree.unflatten(tasks.structure, own), *rest)
 
-    def everywhere(state: PyTree, tasks: Given, *rest: Any) -> Any:
+    def everywhere(state: PyTree, tasks: PerDevice, *rest: Any) -> Any:
         same, apart = PartitionSpec(), PartitionSpec(AXIS)
         # Unchecked, as under pmap: the check refuses a loop, in a user's source or method, that
         # starts from constants and goes on with what differs between devices.
@@ -150,7 +150,7 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Given:
+class PerDevice:
     """A pytree of which every device has its own, taken apart: its nodes may check their arrays.
 
     Attributes:
@@ -163,7 +163,7 @@ class Given:
 
 
 def give(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """A copy on every device of what its process has: ``Given``; on one device, the tree itself.
+    """A copy of what a process has on each of its devices, ``PerDevice``; on one, the tree itself.
 
     Raises:
         ValueError: the processes have arrays of different shapes, or other units.
@@ -181,7 +181,7 @@ def give(tree: PyTree, mesh: Mesh | None) -> PyTree:
         return jax.make_array_from_single_device_arrays(shape, sharding, copies)
 
     leaves, structure = jax.tree.flatten(tree)
-    return Given([place(leaf) for leaf in leaves], structure)
+    return PerDevice([place(leaf) for leaf in leaves], structure)
 
 
 def _check_alike(tree: PyTree) -> None:

@@ -22,7 +22,8 @@ import jax
 
 import lavajax
 from lavajax import points
-from lavajax.methods.base import Method, check_parts, init_network, loss_at, predict_mean, prior_of
+from lavajax.methods.base import Method, check_parts, init_network, predict_mean, prior_of
+from lavajax.methods.task_loss import loss_at
 from lavajax.models.base import Model
 from lavajax.outer import gradient_step, no_memory
 from lavajax.steps import run_steps

@@ -29,7 +29,8 @@ from helpers import (
     stack,
     with_method,
 )
-from lavajax.methods.base import init_network, predict_mean, query_loss, require_key
+from lavajax.methods.base import init_network, predict_mean, require_key
+from lavajax.methods.task_loss import query_loss
 from lavajax.outer import gradient_step, no_memory
 
 N = 4

@@ -22,7 +22,8 @@ from helpers import (
     with_method,
 )
 from lavajax.inner import descend_monotone, implicit
-from lavajax.methods.base import loss_at, outputs
+from lavajax.methods.base import outputs
+from lavajax.methods.task_loss import loss_at
 
 TINY = lj.MLP(hidden=(4,), activation="tanh")
 FULL = lj.IMaml(TINY, proximal=2.0, inner_steps=400, inner_rate=0.2, cg_steps=60)

@@ -22,7 +22,7 @@ from helpers import (
     with_method,
 )
 from lavajax import linalg, network
-from lavajax.methods.base import loss_at
+from lavajax.methods.task_loss import loss_at
 from lavajax.subspace import net_of
 
 CONTEXT = lj.Context(2)

@@ -19,7 +19,7 @@ from helpers import (
     prior_block,
     with_method,
 )
-from lavajax.methods.base import loss_at
+from lavajax.methods.task_loss import loss_at
 
 SUBSPACES = {"head": lj.Head(), "context": lj.Context(2), "full": lj.Full()}
 EVERY = pytest.mark.parametrize("subspace", SUBSPACES.values(), ids=SUBSPACES)

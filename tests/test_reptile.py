@@ -18,7 +18,7 @@ from helpers import (
     with_method,
 )
 from lavajax import points
-from lavajax.methods.base import loss_at
+from lavajax.methods.task_loss import loss_at
 from lavajax.outer import BatchExpectation
 
 TASKS = 3

@@ -22,7 +22,7 @@ from helpers import (
     prior_block,
     with_method,
 )
-from lavajax.methods.base import loss_at
+from lavajax.methods.task_loss import loss_at
 from outer_steps import (
     EVERY_SUBSPACE,
     assert_trains,

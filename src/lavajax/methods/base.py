@@ -1,7 +1,8 @@
 """The contract of a method, and what most methods share.
 
 A method is a frozen dataclass of hyperparameters with pure methods. Shared behaviour is shared as
-functions, assigned in the class body (``loss = query_loss``), never by inheritance.
+functions, assigned in the class body (``loss = query_loss``, of ``task_loss``), never by
+inheritance.
 """
 
 from __future__ import annotations
@@ -13,9 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from lavajax import linalg, network, points, validate
-from lavajax.gaussian import negative_log_density
 from lavajax.losses import GaussianNll, Loss, SquaredError
-from lavajax.methods.on_features import on_features
 from lavajax.models.base import Model
 from lavajax.outer import Expectation
 from lavajax.subspace import Bound, Subspace, bind, net_of
@@ -312,36 +311,3 @@ def predict_mean(
     loss = method.point_loss
     noise = jax.vmap(loss.noise)(f) if isinstance(loss, GaussianNll) else None
     return Prediction(jax.vmap(loss.mean)(f), noise=noise)
-
-
-def query_loss(method: NetworkMethod, params: MetaParams, task: Task, key: Array | None) -> Array:
-    """The mean loss of the query after adapting to the support; 0 for an empty query."""
-    return loss_at(method, params, method.adapt(params, task.support, key=key), task.query)
-
-
-def one_pass_loss(
-    method: NetworkMethod, params: MetaParams, task: Task, key: Array | None
-) -> Array:
-    """``query_loss``, of a method that sees inputs through its backbone alone."""
-    return query_loss(*on_features(method, params, task), key)
-
-
-def loss_at(method: NetworkMethod, params: MetaParams, adapted: Adapted, at: Points) -> Array:
-    """The mean loss of an adapted network at the points ``at``; 0 without any."""
-    at = points.sanitise(at)
-    f = outputs(method, params, adapted, at.x, at.mask)
-    return points.mean_loss(method.point_loss, f, at)
-
-
-def density_loss(method: Method, params: MetaParams, task: Task, key: Array | None) -> Array:
-    """-log density of the query's targets, the mean over its points and outputs, in nats.
-
-    The variance is that of the observations, ``epistemic`` and ``noise`` together.
-    """
-    adapted = method.adapt(params, task.support, key=key)
-    query = points.sanitise(task.query)
-    prediction = method.predict(params, adapted, query.x, mask=query.mask)
-    assert prediction.variance is not None
-    y = method.point_loss.cast(query.y, prediction.mean.dtype)
-    nll = negative_log_density(prediction.mean, prediction.variance, y)
-    return points.average(jnp.mean(nll, axis=-1), query)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from lavajax import points, validate
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import density_loss, example_points
+from lavajax.methods.base import example_points
 from lavajax.methods.neural_process import (
     Activation,
     check_process,
@@ -17,6 +17,7 @@ from lavajax.methods.neural_process import (
     init_decoder,
     perceptron,
 )
+from lavajax.methods.task_loss import density_loss
 from lavajax.outer import gradient_step, no_memory
 from lavajax.types import Adapted, Array, MetaParams, Points, Prediction
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from lavajax import points, validate
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import check_parts, init_network, predict_mean, prior_of, query_loss
+from lavajax.methods.base import check_parts, init_network, predict_mean, prior_of
+from lavajax.methods.task_loss import query_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory

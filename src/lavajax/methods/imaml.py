@@ -18,7 +18,6 @@ from lavajax.methods.base import (
     bind_support,
     check_parts,
     init_network,
-    one_pass_loss,
     predict_mean,
     prior_of,
     regulariser,
@@ -26,6 +25,7 @@ from lavajax.methods.base import (
 )
 from lavajax.methods.gradient import support_loss
 from lavajax.methods.head import at_head
+from lavajax.methods.task_loss import one_pass_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from lavajax import linalg, points, validate
 from lavajax.curvature import PointLosses
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import bind_support, check_apart, loss_at, predict_mean
+from lavajax.methods.base import bind_support, check_apart, predict_mean
 from lavajax.methods.gradient import adapt_gradient, check_gradient, init_gradient
 from lavajax.methods.on_features import on_features
+from lavajax.methods.task_loss import loss_at
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory

@@ -6,8 +6,9 @@ import dataclasses
 from typing import ClassVar
 
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import predict_mean, query_loss
+from lavajax.methods.base import predict_mean
 from lavajax.methods.gradient import adapt_gradient, check_gradient, init_gradient
+from lavajax.methods.task_loss import query_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory

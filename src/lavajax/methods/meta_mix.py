@@ -10,8 +10,9 @@ import jax
 from lavajax import network, points, validate
 from lavajax.inner import descend
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import bind_support, inner_rate, loss_at, predict_mean, require_key
+from lavajax.methods.base import bind_support, inner_rate, predict_mean, require_key
 from lavajax.methods.gradient import adapt_gradient, check_gradient, init_gradient, support_loss
+from lavajax.methods.task_loss import loss_at
 from lavajax.mixture import Mixture, draw, mixed_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP

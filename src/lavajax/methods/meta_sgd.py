@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 from lavajax import validate
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import init_network, one_pass_loss, predict_mean, prior_of
+from lavajax.methods.base import init_network, predict_mean, prior_of
 from lavajax.methods.gradient import adapt_at_rate, check_descent
+from lavajax.methods.task_loss import one_pass_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory

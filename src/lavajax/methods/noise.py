@@ -8,8 +8,9 @@ from typing import Literal, Protocol
 import jax.numpy as jnp
 
 from lavajax import linalg
-from lavajax.methods.base import NetworkMethod, density_loss, query_loss
+from lavajax.methods.base import NetworkMethod
 from lavajax.methods.on_features import on_features
+from lavajax.methods.task_loss import density_loss, query_loss
 from lavajax.types import Array, MetaParams, Task
 
 

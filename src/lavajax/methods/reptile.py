@@ -10,8 +10,9 @@ import optax
 
 from lavajax import points, validate
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import loss_at, predict_mean
+from lavajax.methods.base import predict_mean
 from lavajax.methods.gradient import adapt_gradient, check_gradient, init_gradient
+from lavajax.methods.task_loss import loss_at
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import Expectation, apply_gradient, gradient_norms, in_training, no_memory

@@ -13,13 +13,13 @@ from lavajax.methods.base import (
     bind_support,
     check_parts,
     init_network,
-    one_pass_loss,
     predict_mean,
     prior_of,
     regulariser,
     scalar,
 )
 from lavajax.methods.head import AtHead, at_head
+from lavajax.methods.task_loss import one_pass_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory

@@ -11,7 +11,7 @@ from jax import lax
 from lavajax import points, validate
 from lavajax.attention import attend_multi_head, init_attention, project
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import density_loss, example_points
+from lavajax.methods.base import example_points
 from lavajax.methods.neural_process import (
     Activation,
     check_heads,
@@ -20,6 +20,7 @@ from lavajax.methods.neural_process import (
     init_decoder,
     perceptron,
 )
+from lavajax.methods.task_loss import density_loss
 from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
 from lavajax.types import Adapted, Array, MetaParams, Points, Prediction, PyTree

@@ -19,12 +19,11 @@ from lavajax.methods.base import (
     init_network,
     inner_rate,
     learned_rate,
-    loss_at,
-    one_pass_loss,
     predict_mean,
     prior_of,
 )
 from lavajax.methods.gradient import support_loss
+from lavajax.methods.task_loss import loss_at, one_pass_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import Expectation, gradient_step, in_training, no_memory, storm

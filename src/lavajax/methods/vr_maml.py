@@ -11,8 +11,9 @@ import optax
 
 from lavajax import validate
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import one_pass_loss, predict_mean
+from lavajax.methods.base import predict_mean
 from lavajax.methods.gradient import adapt_gradient, check_gradient, init_gradient
+from lavajax.methods.task_loss import one_pass_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import Expectation, apply_gradient, gradient_norms, meta_gradient, storm

@@ -51,9 +51,9 @@ class Settings:
     sizes: tuple[int, ...] = (10, 32, 128, 512, 1024, 2048, 4096)
     outputs: int = 10
     points: int = 10
-    literal: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512, 1024)
+    literal: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
     repeats: int = 3
-    memory: int = 10 * 2**30
+    memory: int = 20 * 2**30
 
 
 QUICK = Settings(64, (16, 32, 64), 2, 3, (4, 8), 2, 2**31)

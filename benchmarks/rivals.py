@@ -62,6 +62,7 @@ class Settings:
         literal: the largest meta-batch with a Hessian for each point.
         looped: the largest in a loop over tasks.
         points: support and query points in one turn of a rival, about: it decides its steps.
+        fewest: steps in one turn, but for the loop over tasks: after a pause the first is slow.
         repeats: turns.
         model: backbone.
         shots: N.
@@ -72,6 +73,7 @@ class Settings:
     literal: int = 64
     looped: int = 10
     points: int = 60_000
+    fewest: int = 10
     repeats: int = 7
     model: lavajax.MLP = lavajax.MLP()
     shots: int = 10
@@ -88,7 +90,9 @@ class Settings:
         return size <= most.get(name, size)
 
 
-QUICK = Settings((2, 4), 4, 2, points=1, repeats=2, model=lavajax.MLP((8,)), shots=3, queries=4)
+QUICK = Settings(
+    (2, 4), 4, 2, points=1, fewest=1, repeats=2, model=lavajax.MLP((8,)), shots=3, queries=4
+)
 
 
 def target(name: str, size: int) -> float:
@@ -145,8 +149,9 @@ def check(losses: dict[str, Any], settings: Settings, size: int = 3) -> dict[str
 def measure(losses: dict[str, Any], settings: Settings, size: int) -> list[dict[str, Any]]:
     """Milliseconds of a step of ours and of all rivals at one meta-batch, which take turns."""
     model, tasks, tx = settings.model, settings.tasks, optax.adam(RATE)
-    usual = max(1, settings.points // (size * (settings.shots + settings.queries)))
-    steps = {name: usual if name in CHEAP else max(1, usual // 10) for name in LOOKS}
+    usual = settings.points // (size * (settings.shots + settings.queries))
+    wanted = {name: usual if name in CHEAP else usual // 10 for name in LOOKS}
+    steps = {name: max(settings.fewest, number) for name, number in wanted.items()}
     steps |= {OURS: measuring.STEPS, NAIVE: measuring.STEPS, LOOP: 1}
     runs: dict[str, Callable[[], Any]] = {}
     threads: dict[str, tuple[str, int | None]] = {}

@@ -99,6 +99,8 @@ def main() -> int:
         job = prepare(command, peers, console)
     except (ValueError, OSError, ModuleNotFoundError) as error:
         return peers.abandon(_fail(console, error, 2, peers))
+    except jax.errors.JaxRuntimeError as error:  # another has ended before all were told
+        return peers.abandon(_fail(console, error, 1, peers))
     with job.folder or contextlib.nullcontext():
         code = finish(job)
     return code
@@ -108,7 +110,7 @@ def finish(job: Job) -> int:
     """Runs a prepared run to its end, or to where it has to stop; returns the exit code."""
     console, peers = job.console, job.peers
     try:
-        with stopping_at_signals(console) as stop:
+        with stopping_at_signals(console, peers) as stop:
             results = execute(job, stop)
     except Stopped as stopped:
         peers.leave()
@@ -235,7 +237,7 @@ class StopRequest:
 
 
 @contextlib.contextmanager
-def stopping_at_signals(console: Console) -> Iterator[StopRequest]:
+def stopping_at_signals(console: Console, peers: Peers) -> Iterator[StopRequest]:
     """Ctrl-C and SIGTERM ask the run to stop; a second one ends the process at once.
 
     Python runs a handler between two of its own instructions, and so not before the compiled steps
@@ -256,7 +258,7 @@ def stopping_at_signals(console: Console) -> Iterator[StopRequest]:
         while signals := ours.recv(1):
             seen += 1
             if seen > 1:
-                os._exit(128 + signals[0])
+                os._exit(peers.abandon(128 + signals[0]))
             if request.waits:
                 _say(console, "stopping after these steps; once more ends the run at once", "bold")
 

@@ -75,7 +75,7 @@ def _expectation(
 def _fitting(number: int) -> int | None:
     """So many tasks at once that what a layer computes stays in a core's cache; None: all.
 
-    1,024 tasks of 60 points, one LAVA step: 46 ms by 16 to 128 at a time, 79 ms all together.
+    1,024 tasks of 60 points, one LAVA step: 46 to 56 ms by 16 to 128 at a time, 79 ms all together.
     """
     if number <= 64:
         return None

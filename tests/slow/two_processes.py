@@ -95,7 +95,6 @@ def agree(parent: Path) -> None:
 
 def killed(parent: Path) -> None:
     """The end of the other within a minute, whichever is killed, and the way on."""
-    # Plain SGD at a constant rate: a run of more steps has the same schedule, as far as it goes.
     args = [*OPTIONS, "--steps=100000", "--report-every=50"]
     for victim in (1, 0):
         folder = parent / f"killed-{victim}"

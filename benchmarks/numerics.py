@@ -29,6 +29,7 @@ SETTINGS: list[tuple[str, lavajax.Lava, str]] = [
     ("Lava()", lavajax.Lava(), "float32"),
     ("lava_converged()", lavajax.lava_converged(), "float32"),
     ("lava_converged()", lavajax.lava_converged(), "bfloat16"),
+    ("lava_bayesian()", lavajax.lava_bayesian(), "float32"),
 ]
 
 

@@ -205,11 +205,11 @@ def rows_of_group(table: Any, columns: tuple[str, ...], values: tuple[str, ...])
         raise ValueError(
             f"--group-value must have a value for each of {', '.join(columns)}, got {len(values)}"
         )
-    text, _ = frame.take_text(table, columns, "--group")
-    here = text == np.array(values, object)
+    text, missing = frame.take_text(table, columns, "--group")
+    here = (text == np.array(values, object)) & ~missing
     for index, (name, value) in enumerate(zip(columns, values, strict=True)):
         if not here[:, index].any():
-            there = list(dict.fromkeys(text[:, index]))
+            there = list(dict.fromkeys(text[~missing[:, index], index]))
             more = ", ..." if len(there) > 10 else ""
             raise ValueError(
                 f"--group-value must be a group of the table: column {name!r} never holds "

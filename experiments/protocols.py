@@ -175,7 +175,7 @@ EXTENDED_ROWS = (
     Row("VFML, storm", lavajax.Vfml(variant="storm"), True),
     Row("PLATIPUS", lavajax.Platipus(), True),
     Row("BMAML, head", lavajax.Bmaml(), True),
-    Row("iMAML", lavajax.IMaml(curvature="ggn")),
+    Row("iMAML", lavajax.IMaml()),
     Row("hypernetwork", lavajax.HyperNetwork()),
     Row("ALPaCA", lavajax.Alpaca()),
     Row("ALPaCA, firm", lavajax.Alpaca(prior_precision=10.0), by_hand=True),

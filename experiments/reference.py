@@ -115,8 +115,8 @@ def reference_errors(
     """MSE, or accuracy, of predictors that need no meta-learning, by name.
 
     They are scored on the tasks that methods are scored on. A Gaussian process takes milliseconds
-    for each: it sees the first 2,000, and its error there, relative to that of linear
-    interpolation, stands for all.
+    for each: it sees 2,000 tasks, and its error there, relative to that of linear interpolation on
+    the same, stands for all.
     """
     given = task
     task, variant = Variant.split(task)
@@ -130,7 +130,7 @@ def reference_errors(
         scores = lavajax.score(errors, source, num_tasks=test_tasks, seed=seed)
         zero, interpolated = scores.mean(axis=0)
         few = min(test_tasks, TEST_TASKS)
-        # Keys of fewer tasks are others: the few are drawn and interpolated anew.
+        # Not the first of all: keys of fewer tasks may be others, by the version of JAX.
         there = lavajax.score(errors, source, num_tasks=few, seed=seed).mean(axis=0)[1]
         process = gaussian_process_error(source, few, seed=seed)
         found = {

@@ -163,6 +163,9 @@ def table(method_name: str, task_name: str, task: Any, results: dict[str, Any]) 
                 f"{low:.3g} to {high:.3g}",
                 f"{seed['median']:.3g}",
             )
+    if any(lost := [seed["not_finite"] for seed in seeds]):
+        each = " and ".join(f"{number:,}" for number in lost)
+        view.caption = f"{each} of the tasks have no finite estimate, and so there is no mean"
     view.add_section()
     if results["paper"] is not None:
         unstated = {"air-quality": " (window unstated)", "radio": " (points unstated)"}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threads  # noqa: F401
 
 # isort: split
+import collections
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -390,7 +391,7 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
             seeds=seeds,
             meta_batch=run.meta_batch,
             optimizer=optimizer,
-            max_skipped=run.max_skipped,
+            max_skipped=max(0.0, run.max_skipped - skipped_before(job)),
             chunk=run.report_every,
             callback=record,
             state=state,
@@ -423,6 +424,18 @@ def restore(job: Job, config: dict[str, Any]) -> tuple[lavajax.TrainState | None
     return state, start
 
 
+def skipped_before(job: Job) -> float:
+    """The share of the run's tasks that were left out before it was paused, of the worst seed.
+
+    ``train`` counts anew where it goes on.
+    """
+    run, counts = job.settings.run, collections.Counter[int | None]()
+    for row in job.folder.metrics() if job.folder is not None else []:
+        counts.update(seed if rest else None for _, seed, *rest in row.get("skipped", []))
+    share = max(counts.values(), default=0) / (run.steps * run.meta_batch)
+    return float(job.peers.share(share))
+
+
 def split_seeds(params: lavajax.MetaParams, seeds: int | None) -> list[lavajax.MetaParams]:
     """The parameters of each seed."""
     if seeds is None:
@@ -447,6 +460,7 @@ def score(
             "mean": s.mean,
             "interval": s.interval,
             "median": s.median,
+            "not_finite": s.not_finite,
             "learned": scalars(p),
         }
         for i, (s, p) in enumerate(zip(scores, params, strict=True))
@@ -458,6 +472,7 @@ def score(
         "seeds": seeds,
         "paper": paper_value(task, params[0].method),
         "references": reference_errors(task, source, test_tasks, seed=test_seed),
+        "synthetic": getattr(Variant.split(task)[0], "synthetic", False),
         "machine": machine(),
     }
     if table_of(source) is not None:

@@ -143,18 +143,21 @@ class Table:
             seeds = self.found.get((row.name, column), {}).get("seeds", [])
             known = [s for s in seeds if s.get("coverage") is not None]
 
-            def mean(name: str, unit: float = 1.0) -> list[str]:
-                values = [s[name] for s in known if s.get(name) is not None]
-                return [f"{unit * np.mean(values):.3g}"] if values else []
+            if not known:
+                return ""
 
-            parts = mean("nll") + mean("crps") + mean("sharpness")
-            parts += [" / ".join(each for name in COVERAGES for each in mean(name, 100))]
-            parts = [part for part in parts if part]
+            def mean(name: str, unit: float = 1.0) -> str:
+                values = [s[name] for s in known if s.get(name) is not None]
+                return f"{unit * np.mean(values):.3g}" if values else "–"
+
+            parts = [mean("nll"), mean("crps"), mean("sharpness")]
+            parts += [" / ".join(mean(name, 100) for name in COVERAGES)]
             lost = len(seeds) - len(known)
-            parts += [f"{lost} of {len(seeds)} seeds diverged"] if known and lost else []
+            parts += [f"{lost} of {len(seeds)} seeds diverged"] if lost else []
             return ", ".join(parts)
 
-        return self.show("NLL, CRPS, mean σ, % inside 95 / 90 / 50% intervals", show)
+        head = "NLL, CRPS, mean σ, % inside 95 / 90 / 50% intervals (–: not known)"
+        return self.show(head, show)
 
     def show(
         self,

@@ -209,7 +209,11 @@ def test_changed_file_is_refused_by_name(files, tmp_path, change, message):
             b"\n49,2013,3,4,0,",
             "row 49 is of 2013-03-03T00, and says day 4",
         ),
-        (b"Aotizhongxin", b"Dongsi", "must hold measurements of Aotizhongxin, got 'Dongsi'"),
+        (
+            b"Aotizhongxin",
+            b"Dongsi",
+            "must hold measurements of Aotizhongxin, row 1 is of 'Dongsi'",
+        ),
         (b"\n9,2013,", b"\n9,,,,2013,", "must be a table of comma-separated values"),
     ],
 )

@@ -82,7 +82,7 @@ OWN_RULE = {
     "head, exact and naive": dataclasses.replace(LAVA, solver="naive", curvature="hessian"),
     "context, exact": dataclasses.replace(LAVA, subspace=CONTEXT, curvature="hessian"),
     "imaml": lj.IMaml(SMALL, proximal=2.0, inner_steps=3),
-    "imaml, ggn": lj.IMaml(SMALL, proximal=2.0, inner_steps=3, curvature="ggn"),
+    "imaml, exact": lj.IMaml(SMALL, proximal=2.0, inner_steps=3, curvature="hessian"),
 }
 
 

@@ -112,6 +112,21 @@ def test_changed_omniglot_is_refused_by_name(members, message, tmp_path):
         list(omniglot.examples(write_zip(tmp_path / "a.zip", members)))
 
 
+def test_a_wrong_file_says_where_the_right_one_is_published(tmp_path):
+    members = drawings("Greek", 1) | {"images_background/Greek/character01/0001_07.png": b""}
+    (tmp_path / "data").mkdir()
+    with pytest.raises(
+        ValueError, match=r"whole PNG.*\. They are published at .*MIT.*nothing is d"
+    ):
+        load_omniglot(write_zip(tmp_path / "a.zip", members), tmp_path / "data")
+
+
+def test_a_smaller_zip_than_the_published_one_is_told(tmp_path):
+    zip_ = write_zip(tmp_path / "images_evaluation.zip", drawings("Greek", 2))
+    with pytest.warns(UserWarning, match=r"evaluation\.zip is not .* has 659 characters: it has 2"):
+        assert len(list(omniglot.examples(zip_))) == 40
+
+
 def test_omniglot_zips_that_disagree_are_refused(tmp_path):
     write_zip(tmp_path / "images_background.zip", drawings("Greek", 1))
     write_zip(tmp_path / "images_evaluation.zip", changed_drawing(stroke(1)))

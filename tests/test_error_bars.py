@@ -264,5 +264,10 @@ def test_functions_are_drawn_from_a_posterior_alone():
     params = make_params(PLAIN, support)
     with pytest.raises(ValueError, match="number must be an integer of at least 1"):
         lj.sample(params, lj.adapt(params, support), support.x, jax.random.key(0), number=0)
+    plain = lj.adapt(make_params(lj.Lava(RELU), support), support)
+    with pytest.raises(
+        ValueError, match="adapted must have the posterior that adapt of this model"
+    ):
+        lj.predict(params, plain, support.x)
     with pytest.raises(ValueError, match="adapted must be what adapt returned"):
         lj.sample(params, make_labels(2), support.x, jax.random.key(0))

@@ -28,6 +28,7 @@ def imaml(subspace):
         learn_proximal=True,
         inner_steps=400,
         cg_steps=60,
+        curvature="hessian",
     )
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.flatten_util import ravel_pytree
 
 import lavajax as lj
@@ -26,7 +27,9 @@ from lavajax.methods.base import outputs
 from lavajax.methods.task_loss import loss_at
 
 TINY = lj.MLP(hidden=(4,), activation="tanh")
-FULL = lj.IMaml(TINY, proximal=2.0, inner_steps=400, inner_rate=0.2, cg_steps=60)
+FULL = lj.IMaml(
+    TINY, proximal=2.0, inner_steps=400, inner_rate=0.2, cg_steps=60, curvature="hessian"
+)
 HEAD = lj.IMaml(TINY, subspace=lj.Head(), learn_proximal=True)
 
 
@@ -137,8 +140,14 @@ def test_gauss_newton_gradient_is_that_of_the_dense_solve(x64):
     expected = np.linalg.solve(np.eye(phi.size) + ggn / 0.2, gradient)
     actual = ravel_pytree(outer_gradient(params, task))[0]
     assert_close(actual, expected, 1e-9)
-    exact = with_method(params, dataclasses.replace(method, curvature="hessian"))
-    assert_different(ravel_pytree(outer_gradient(exact, task))[0], actual, by=1e-3)
+    found = [
+        outer_gradient(
+            with_method(params, dataclasses.replace(method, proximal=2.0, curvature=c)), task
+        )
+        for c in ("ggn", "hessian")
+    ]
+    assert_different(*found, by=1e-3)
+    assert_finite(found)
 
 
 def test_gauss_newton_of_a_density_is_its_fisher_information(x64):
@@ -179,6 +188,20 @@ def test_root_of_an_equation_has_the_implicit_derivative(x64):
     actual = jax.grad(by_steps, argnums=(0, 1))
     assert_close(actual(matrix, b, 8), expected(matrix, b), 1e-9)
     assert_different(actual(matrix, b, 1), expected(matrix, b), by=1e-2)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 8])
+def test_slope_that_is_not_positive_definite_gives_no_gradient(x64, steps):
+    """The second search direction sees the negative eigenvalue, the first does not."""
+    diagonal, solution = jnp.array([1.0, 2.0, -0.5]), jnp.arange(3.0)
+
+    def at(shift, diagonal):
+        phi = implicit(lambda p: p - shift, lambda v: diagonal * v, solution, steps)
+        return jnp.sum(phi * jnp.array([1.0, 1.0, 0.1]))
+
+    gradient = jax.grad(at)(solution, diagonal)
+    assert np.isnan(gradient).all() if steps > 1 else np.isfinite(gradient).all()
+    assert np.isfinite(jax.grad(at)(solution, jnp.abs(diagonal))).all()
 
 
 def test_diagnose_shows_whether_the_problem_is_solved(x64):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -60,3 +61,29 @@ def test_the_cache_of_compiled_programs_follows_the_users_variables(monkeypatch)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     importlib.reload(threads)
     assert threads.os.environ["JAX_COMPILATION_CACHE_DIR"] == "/home/user/.cache/lavajax/xla"
+
+
+@pytest.mark.parametrize(
+    ("rows", "share"),
+    [
+        ([], 0.0),
+        (
+            [
+                {"step": 5},
+                {"step": 9, "skipped": [[6, 0], [6, 3]]},
+                {"step": 20, "skipped": [[12, 1]]},
+            ],
+            3,
+        ),
+        ([{"step": 5, "skipped": [[2, 0, 1], [2, 1, 1], [3, 1, 0]]}], 2),  # the worst of two seeds
+    ],
+)
+def test_what_was_left_out_before_a_pause_counts_on(rows, share):
+    import run
+
+    job = SimpleNamespace(
+        settings=SimpleNamespace(run=SimpleNamespace(steps=100, meta_batch=4)),
+        folder=SimpleNamespace(metrics=lambda: rows),
+        peers=Peers(),
+    )
+    assert run.skipped_before(job) == share / 400

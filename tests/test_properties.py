@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import lavajax as lj
 from helpers import assert_finite, make_params, make_points
 
-D = 4  # P = 5: fewer than the points of one bucket, more than those of the other
-OUTPUTS = 2
-SLOTS = (4, 12)
+# Slots for points, with the number of inputs d and of outputs k: P = d + 1 is more than the points
+# of the first, and fewer than those of the others.
+SHAPES = {4: (4, 2), 12: (2, 3), 5: (1, 1)}
 QUERIES = 3
 SETTINGS = {
     "paper": lj.Lava(),
@@ -40,10 +40,11 @@ class Raw:
 
 
 @functools.cache
-def compiled(name):
-    """``(params, predictions [M, k], finite gradients)``, compiled once for each bucket."""
+def compiled(name, slots):
+    """``(params, predictions [M, k], finite gradients)``, compiled once for each shape."""
+    d, k = SHAPES[slots]
     method = dataclasses.replace(SETTINGS[name], model=Raw())
-    params = make_params(method, make_points(2, OUTPUTS, D))
+    params = make_params(method, make_points(2, k, d))
 
     @jax.jit
     def run(x, y, mask, at):
@@ -60,9 +61,10 @@ def compiled(name):
 @st.composite
 def tasks(draw, largest):
     """``(x [N, d], y [N, k], mask [N], queries)`` in float32, features up to 10^largest."""
-    slots = draw(st.sampled_from(SLOTS))
+    slots = draw(st.sampled_from(tuple(SHAPES)))
+    d, k = SHAPES[slots]
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    x = rng.standard_normal((slots, D))
+    x = rng.standard_normal((slots, d))
     kind = draw(st.sampled_from(["plain", "repeated", "collinear", "constant"]))
     if kind == "repeated":
         x = x[rng.integers(0, 2, slots)]
@@ -72,9 +74,9 @@ def tasks(draw, largest):
         x = np.ones_like(x)
     x_scale = 10.0 ** draw(st.floats(-6, largest))
     y_scale = 10.0 ** draw(st.floats(-6, 6))
-    y = y_scale * rng.standard_normal((slots, OUTPUTS))
+    y = y_scale * rng.standard_normal((slots, k))
     mask = rng.permutation(slots) < draw(st.integers(0, slots))
-    at = x_scale * rng.standard_normal((QUERIES, D))
+    at = x_scale * rng.standard_normal((QUERIES, d))
     return (*(a.astype(np.float32) for a in (x_scale * x, y, at)), mask)
 
 
@@ -88,7 +90,7 @@ def exact(name, params, x, y, at):
     z, z_at = (np.concatenate([a, np.ones((len(a), 1))], axis=1).astype(float) for a in (x, at))
     if len(z) == 0:
         return z_at @ w, 1.0, np.max(np.abs(z_at) @ np.abs(w))
-    c, n, s = 2 / OUTPUTS, len(z), np.sum(z**2, axis=1)
+    c, n, s = 2 / w.shape[1], len(z), np.sum(z**2, axis=1)
     epsilon = method.epsilon
     if method.learn_epsilon:
         epsilon = np.exp(float(params["log_epsilon"])) + method.epsilon_floor * c * np.mean(s)
@@ -99,7 +101,7 @@ def exact(name, params, x, y, at):
     }[name]
     ridge = n * epsilon / c
     gram = z.T @ z
-    moved = np.linalg.solve(gram + ridge * np.eye(D + 1), z.T @ (omega[:, None] * (z @ w - y)))
+    moved = np.linalg.solve(gram + ridge * np.eye(len(w)), z.T @ (omega[:, None] * (z @ w - y)))
     reach = np.max(np.abs(z_at) @ (np.abs(w) + np.abs(moved)))
     return z_at @ (w - moved), 1 + np.trace(gram) / ridge, reach
 
@@ -111,12 +113,12 @@ def test_head_is_its_equation_at_whatever_points(name):
     Relative to the terms that add up to the prediction. Their order and what stands in
     padding have no effect, and no gradient is NaN.
     """
-    params, run = compiled(name)
 
     @settings(max_examples=25, derandomize=True, deadline=None, database=None)
     @given(tasks(LARGEST[name]))
     def holds(task):
         x, y, at, mask = task
+        params, run = compiled(name, len(x))
         gradients, predicted = run(x, y, mask, at)
         assert_finite(gradients)
         expected, condition, reach = exact(name, params, x[mask], y[mask], at)

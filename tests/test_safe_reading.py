@@ -16,6 +16,8 @@ import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -200,6 +202,19 @@ def test_arrays_that_the_record_does_not_say_are_refused_before_they_are_read(
     monkeypatch.setattr(checkpointer, "metadata", lambda folder: metadata)
     with pytest.raises(store.DamagedError, match=r"learned/head .* in pieces of \(1000000000, 2\)"):
         store.read_arrays(tmp_path / "m", {**shapes, "learned/head": ((2000, 2), head[1])})
+
+
+def test_arrays_of_next_to_no_bytes_are_refused_before_they_are_read(tmp_path, monkeypatch):
+    """Zeros are packed to nothing, and a record may ask for any number of them."""
+    params = make_params(lavajax.Lava(lavajax.MLP((500, 500))), make_points(2))
+    lavajax.save(jax.tree.map(jnp.zeros_like, params), tmp_path / "m")
+    record = store.open_record(tmp_path / "m")
+    shapes = {name: lavajax.leaves.stored(entry) for name, entry in record["leaves"].items()}
+    assert store.read_arrays(tmp_path / "m", shapes)["learned/head"].shape == (501, 1)
+    monkeypatch.setattr(store, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(store, "MOST_PACKED", 5)
+    with pytest.raises(store.DamagedError, match=r"would take 2,\d+,\d+ bytes, its files have"):
+        store.read_arrays(tmp_path / "m", shapes)
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, "{", "nul"])

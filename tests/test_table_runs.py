@@ -356,6 +356,21 @@ def stations_in_one_table(columns: list[str]) -> pd.DataFrame:
     return rows[(rows["year"] == 2016) & (rows["month"] == 2)][columns]
 
 
+def test_rows_without_a_group_are_of_no_group():
+    """Whatever a missing entry is called as text."""
+    import adapt as script
+
+    table = pd.DataFrame({"machine": ["None", None, "a", "None"]})
+    assert script.rows_of_group(table, ("machine",), ("None",)).tolist() == [
+        True,
+        False,
+        False,
+        True,
+    ]
+    with pytest.raises(ValueError, match=r"never holds 'nan'; it holds None, a$"):
+        script.rows_of_group(table, ("machine",), ("nan",))
+
+
 def test_saved_model_needs_the_column_of_the_groups(folder, tmp_path):
     lj.save(lj.load(folder / "run"), tmp_path / "model")
     model = f"--checkpoint={tmp_path / 'model'}"

@@ -331,6 +331,13 @@ def test_evaluation_statistics_against_numpy():
     assert found.interval == pytest.approx((4 - half, 4 + half))
 
 
+def test_tasks_without_a_finite_estimate_are_counted():
+    found = lavajax.Evaluation("mse", np.array([1.0, np.nan, 3.0, np.inf]))
+    assert found.not_finite == 2
+    assert np.isnan(found.mean)
+    assert lavajax.Evaluation("mse", np.ones(3)).not_finite == 0
+
+
 def test_score_sees_the_tasks_that_evaluate_sees():
     params = METHOD.init(jax.random.key(0), *example())
     zero = lavajax.score(lambda task, key: jnp.mean(task.query.y**2), TASKS, num_tasks=20)

@@ -75,6 +75,20 @@ def test_first_direction_is_the_gradient_wherever_a_run_starts(x64):
     assert_close(new.memory["direction"], gradient, 1e-12)
 
 
+def test_begins_anew_where_the_previous_parameters_have_no_gradient(x64):
+    method, tx = lj.VrMaml(TANH, gamma=0.1), optax.sgd(0.1)
+    step = stepper(method, tx)
+    state, _ = step(make_state(method, tx))
+    turned = jax.tree.map(lambda leaf: -leaf, state.memory["direction"])
+    state = dataclasses.replace(state, memory={**state.memory, "direction": turned})
+    lost = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), state.memory["previous"])
+    spoilt = dataclasses.replace(state, memory={**state.memory, "previous": lost})
+    fresh = dataclasses.replace(state, memory={**state.memory, "started": jnp.zeros((), bool)})
+    (found, _), (expected, _) = step(spoilt), step(fresh)
+    assert_close(found.params.learned, expected.params.learned, 1e-12)
+    assert_different(found.params.learned, step(state)[0].params.learned)
+
+
 def test_at_rest_on_one_batch_is_the_gradient(x64):
     """Parameters and batch constant: c_t = g."""
     method = lj.VrMaml(TANH, gamma=0.3)

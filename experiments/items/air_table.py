@@ -83,8 +83,8 @@ def render(scale: Scale, folders: Folders) -> str:
         "## Air quality",
         "Mean squared error of PM2.5 in units of its variance, on windows of N + M hours of a year "
         "that nothing was trained on; in brackets the LAVA paper's value, whose window is not "
-        "stated. The last rows have no network: linear interpolation; a Gaussian process with a "
-        "Matérn-3/2 kernel, whose parameters are fitted to windows of the training years"
+        "stated (its VR-MAML ended in NaN). The last rows have no network: linear interpolation; "
+        "a Gaussian process with a Matérn-3/2 kernel, whose parameters are fitted to windows of the training years"
         f"{process_note(windows.protocol.test_tasks)}; and the best linear predictor by the second "
         "moments of training windows, which is about what a head that knows the hour alone can "
         "come to. "

@@ -72,9 +72,9 @@ What is behind the numbers:
   times the error of the best row, the two CNPs 19 and 30 times; at N = 10 and 20 TNP-D has some
   230 and 90 times, the CNPs thousands of times. They adapt no parameters, and what they say of a
   task passes through an encoding.
-- **The spread of an ensemble** is no error bar by itself. BMAML's ten particles are trained for
-  their mean, and their 95% intervals hold 0.2 to 46% of the targets; those of PLATIPUS's samples,
-  which are trained to differ, 78 to 95%.
+- **The spread of an ensemble** is no error bar by itself. BMAML's ten particles are trained
+  each for its own error, and their 95% intervals hold 0.2 to 46% of the targets; those of
+  PLATIPUS's samples, which are trained to differ, 78 to 95%.
 - **Reptile** learns from all 60 points of a task together, and its start becomes as curved as its
   steps can bear: at an inner rate of 0.02, which is stable up to a curvature of 100, the loss of 60
   points had 68 after 1,000 outer steps, and that of a single point up to 540 (measured by hand).

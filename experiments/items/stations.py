@@ -38,6 +38,7 @@ METHODS: dict[str, Any] = {
 }
 # Rows of a training task: 40 for each method, of which the pooled network learns from the query.
 ROWS = {name: (1, 39) if name == POOLED else (20, 20) for name in METHODS}
+TEST_SHARE = 0.01  # of the groups, which are scored on new stations
 _KEY = {"stations": NEW_STATIONS, "shots": SHOTS, "draws": DRAWS, "group": GROUP, "y": TARGET}
 
 
@@ -75,6 +76,7 @@ def works(scale: Scale) -> list[Work]:
 def _trained(scale: Scale, name: str, seed: int) -> Work:
     chosen = setting(scale)
     key = {**_KEY, "method": to_json(METHODS[name]), "seed": seed, **_training(chosen)}
+    key |= {"rows": ROWS[name], "test_share": TEST_SHARE}
     compute = partial(_train_and_score, name, seed, chosen)
     return Work(NAME, f"{name} {seed}", key, compute, seconds=40.0, data=WINDOW.data)
 
@@ -120,7 +122,7 @@ def _train_and_score(
     past, new = read(folders)
     shots, queries = ROWS[name]
     table = lavajax.Table(
-        *(GROUP, inputs(past), (TARGET,)), shots=shots, queries=queries, test_share=0.01
+        *(GROUP, inputs(past), (TARGET,)), shots=shots, queries=queries, test_share=TEST_SHARE
     )
     tasks = table.tasks(past)
 

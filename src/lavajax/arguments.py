@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any, Literal
 
@@ -178,6 +179,11 @@ def check_adapted(params: MetaParams, adapted: Any) -> None:
             f"adapted must be of one task of this model, with a block of shapes {forms[0]} "
             f"(None: any), got {found}; for several tasks, vmap predict over them"
         )
+    if adapted.posterior is None and _has_posterior(params.method, params.spec):
+        raise ValueError(
+            "adapted must have the posterior that adapt of this model gives, and has none: it is "
+            "the outcome of another method"
+        )
 
 
 _Shapes = tuple[tuple[int | None, ...], ...]
@@ -196,12 +202,10 @@ def _block_shapes(method: Method, spec: PointSpec) -> tuple[_Shapes, ...]:
 
     Nothing for a method of which they cannot be told without values.
     """
-    params = expected_params(method, spec)
 
     def shapes(number: int, key: Array | None) -> _Shapes:
-        support = expected_points(spec, number)
-        adapted = jax.eval_shape(lambda p, s: method.adapt(p, s, key=key), params, support)
-        return tuple(leaf.shape for leaf in jax.tree.leaves(adapted.block))
+        block = _outcome(method, spec, number, key).block
+        return tuple(leaf.shape for leaf in jax.tree.leaves(block))
 
     forms: list[_Shapes] = []
     for key in (None, jax.random.key(0)):
@@ -216,6 +220,21 @@ def _block_shapes(method: Method, spec: PointSpec) -> tuple[_Shapes, ...]:
         if form not in forms:
             forms.append(form)
     return tuple(forms)
+
+
+@functools.lru_cache(maxsize=128)
+def _has_posterior(method: Method, spec: PointSpec) -> bool:
+    """Whether the outcome of a method has what its error bars need."""
+    for key in (None, jax.random.key(0)):
+        with contextlib.suppress(ValueError):  # a stochastic method asks for a key
+            return _outcome(method, spec, 2, key).posterior is not None
+    return False
+
+
+def _outcome(method: Method, spec: PointSpec, number: int, key: Array | None) -> Adapted:
+    """What adapting to so many points gives, as shapes."""
+    params, support = expected_params(method, spec), expected_points(spec, number)
+    return jax.eval_shape(lambda p, s: method.adapt(p, s, key=key), params, support)
 
 
 def with_finite(adapted: Adapted) -> tuple[Adapted, Array]:

@@ -50,6 +50,14 @@ class Evaluation:
     coverage_50: np.ndarray | None = None
 
     @property
+    def not_finite(self) -> int:
+        """How many tasks have no finite value: of those there is no estimate, and no mean of all.
+
+        Their indices are ``np.flatnonzero(~np.isfinite(values))``.
+        """
+        return int(np.sum(~np.isfinite(self.values)))
+
+    @property
     def mean(self) -> float:
         """Over tasks."""
         return float(np.mean(self.values))

@@ -24,7 +24,7 @@ def export(
     params: MetaParams,
     path: str | Path,
     *,
-    shots: int,
+    shots: int = 64,
     platforms: str | Sequence[str] | None = None,
     overwrite: bool = False,
 ) -> Path:

@@ -178,9 +178,13 @@ def read(path: str | Path, names: tuple[str, ...], groups: tuple[str, ...] = ())
         if name.endswith((".parquet", ".pq")):
             require("pyarrow", "data", "reading a Parquet file")
             try:
-                size = _parquet_size(path)
-                fits = size <= MOST_BYTES
-                table = pandas.read_parquet(path, engine="pyarrow") if fits else None
+                size, texts = _parquet_size(path)
+                table = None
+                if size <= MOST_BYTES:
+                    # Text as a list of its values and their numbers, which may be in the file so: a
+                    # long one on many rows is then not repeated.
+                    table = pandas.read_parquet(path, engine="pyarrow", read_dictionary=texts)
+                    table = table.astype(dict.fromkeys(set(texts) & set(table.columns), object))
             except ValueError as error:
                 raise ValueError(f"data must be a Parquet file, {path} is not: {error}") from None
             _check_unpacked(path, size)
@@ -236,14 +240,23 @@ def _gzip_size(path: Path) -> int:
     return size
 
 
-def _parquet_size(path: Path) -> int:
-    """The bytes of its columns by its own account, or one for each entry where that says less."""
+def _parquet_size(path: Path) -> tuple[int, list[str]]:
+    """The bytes of its columns, and the names of those of text.
+
+    By its own account, or eight for each entry where that says less: encoded numbers that repeat
+    take next to nothing.
+    """
+    from pyarrow import types
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(path) as file:
-        parts, rows = file.metadata, file.metadata.num_rows
-        told = sum(parts.row_group(i).total_byte_size for i in range(parts.num_row_groups))
-        return max(told, rows * parts.num_columns)
+        told = entries = 0
+        for part in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
+            told += part.total_byte_size
+            entries += sum(part.column(i).num_values for i in range(part.num_columns))
+        texts = [f.name for f in file.schema_arrow if types.is_string(f.type)]
+        texts += [f.name for f in file.schema_arrow if types.is_binary(f.type)]
+        return max(told, 8 * entries), texts
 
 
 def _check_lengths(columns: Sequence[np.ndarray], names: Sequence[str], argument: str) -> None:

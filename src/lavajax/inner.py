@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jax.scipy.sparse.linalg import cg
 
 from lavajax.types import Array, PyTree
 
@@ -93,13 +94,14 @@ def implicit(
 
     Args:
         equation: F, from and to pytrees of one structure.
-        slope: the product with F'(phi), or with what stands for it: linear, symmetric and positive
-            definite; everything that it depends on is held constant.
+        slope: the product with F'(phi), or with what stands for it: linear and symmetric;
+            everything that it depends on is held constant.
         solution: phi, held constant.
         steps: most steps of conjugate gradients, in the backward pass.
 
     Returns:
-        phi; NaN where F(phi) is not finite, as of a task whose labels are not.
+        phi; NaN where F(phi) is not finite, as of a task whose labels are not. The gradient is NaN
+        where the slope turns out not to be positive definite.
     """
     residual = equation(solution)
     change = jax.tree.map(lambda r: r - lax.stop_gradient(r), residual)  # 0, but for its gradient
@@ -109,6 +111,46 @@ def implicit(
     def product(v: Array) -> Array:
         return ravel_pytree(slope(unravel(v)))[0]
 
-    move = unravel(cg(product, flat, tol=eps, maxiter=steps)[0])
+    solve = partial(conjugate_gradients, tolerance=eps, steps=steps)
+    move = unravel(lax.custom_linear_solve(product, flat, solve, symmetric=True))
     # Conjugate gradients give 0 for a right-hand side of NaN, which has to be seen.
     return jax.tree.map(lambda s, m, c: s - m - 0 * c, solution, move, change)
+
+
+def conjugate_gradients(
+    product: Callable[[Array], Array], b: Array, *, tolerance: float, steps: int
+) -> Array:
+    """A^-1 b, as far as so many steps of conjugate gradients lead (Hestenes and Stiefel 1952).
+
+    A search direction p with p^T A p <= 0 shows that A is not positive definite, of which the
+    routines that JAX and SciPy have say nothing.
+
+    Args:
+        product: the product with A, symmetric.
+        b: ``[n]``.
+        tolerance: stop where the residual is so small, relative to b.
+        steps: at most so many.
+
+    Returns:
+        ``[n]``; NaN where a search direction has no positive curvature. 0 for a b that is not
+        finite.
+    """
+    limit = tolerance**2 * jnp.sum(b**2)
+
+    def goes_on(state: Any) -> Array:
+        *_, size, number, definite = state
+        return (size > limit) & (number < steps) & definite
+
+    def step(state: Any) -> Any:
+        x, residual, direction, size, number, _ = state
+        bent = product(direction)
+        curvature = jnp.sum(direction * bent)
+        rate = size / curvature
+        residual = residual - rate * bent
+        new = jnp.sum(residual**2)
+        direction_new = residual + (new / size) * direction
+        return x + rate * direction, residual, direction_new, new, number + 1, curvature > 0
+
+    start = (jnp.zeros_like(b), b, b, jnp.sum(b**2), jnp.zeros((), int), jnp.ones((), bool))
+    x, *_, definite = lax.while_loop(goes_on, step, start)
+    return jnp.where(definite, x, jnp.nan)

@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import secrets
@@ -28,6 +29,8 @@ from lavajax.extras import require
 
 FORMAT, VERSION = "lavajax", 1
 MANIFEST, RECORD, ARRAYS = "manifest.json", "config.json", "arrays"
+SMALL_BYTES = 2**30  # arrays of so many are read whatever their files have
+MOST_PACKED = 100  # larger ones take at most so many times their files: weights are hardly packed
 _MOST_JSON = 2**26  # bytes; what is larger is not ours, and is not read
 _ROOM_BESIDE = 2**20  # bytes beside the arrays: 60 kB of Orbax's own, and the blocks of small files
 _TEMPORARY, _PREVIOUS = ".unfinished-", ".previous-"
@@ -246,6 +249,12 @@ def _check_stored(
     Orbax lets another shape or dtype than the one asked for pass; and a few bytes of zarr can stand
     for an array, or a piece of one, of any size.
     """
+    needed = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
+    there = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    if needed > max(SMALL_BYTES, MOST_PACKED * there):
+        raise DamagedError(
+            f"{folder} is damaged: its arrays would take {needed:,} bytes, its files have {there:,}"
+        )
     stored = checkpointer.metadata(folder).item_metadata.tree
     if extra := sorted(stored.keys() - shapes.keys()):
         raise DamagedError(f"{folder} is damaged: it also holds {', '.join(extra[:5])}")

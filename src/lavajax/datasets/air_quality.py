@@ -28,6 +28,10 @@ MEASUREMENTS = ("PM2.5", "PM10", "SO2", "NO2", "CO", "O3", *WEATHER)
 HEADER = ("No", "year", "month", "day", "hour", *MEASUREMENTS[:10], "wd", "WSPM", "station")
 HOURS = 35_064
 """From 2013-03-01 00:00 to 2017-02-28 23:00, without a gap."""
+PUBLISHED = (
+    "It is published as 'Beijing Multi-Site Air Quality', number 501 of the UCI Machine Learning "
+    "Repository (CC BY 4.0)"
+)
 _FILE = "PRSA_Data_{}_20130301-20170228.csv"
 _MEMBER = re.compile(r"(?:.*/)?" + _FILE.format("([A-Za-z]+)").replace(".csv", r"\.csv"))
 _MOST_BYTES = 2**24  # a station's file has 2.6 to 2.9 MB
@@ -77,8 +81,7 @@ def files(path: str | Path) -> list[Path]:
             path,
             "the path of PRSA2017_Data_20130301-20170228.zip, or of a folder with the files "
             f"{_FILE.format('<station>')} that it holds",
-            "It is published as 'Beijing Multi-Site Air Quality', number 501 of the UCI Machine "
-            "Learning Repository (CC BY 4.0)",
+            PUBLISHED,
         )
     _check_stations(list(found), path)
     return list(found.values())
@@ -186,9 +189,12 @@ def _table(content: bytes, station: str) -> np.ndarray:
                 f"{name} must have a row for each hour from 2013-03-01 00:00 on: row {row + 1} is "
                 f"of {hours[row]}, and says {column} {table[column].iloc[row]}"
             )
-    if not (table["station"] == station).all():
+    other = table["station"] != station
+    if other.any():
+        row = int(np.argmax(np.asarray(other)))
         raise ValueError(
-            f"{name} must hold measurements of {station}, got {table['station'].iloc[0]!r}"
+            f"{name} must hold measurements of {station}, row {row + 1} is of "
+            f"{table['station'].iloc[row]!r}"
         )
     for column in MEASUREMENTS:
         if not pandas.api.types.is_numeric_dtype(table[column]) or np.isinf(table[column]).any():

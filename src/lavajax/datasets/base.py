@@ -6,6 +6,7 @@ import bisect
 import contextlib
 import hashlib
 import itertools
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -91,6 +92,16 @@ def read_member(archive: zipfile.ZipFile, member: str, most: int, name: str | Pa
             f"have, {most}"
         )
     return content
+
+
+def warn_of_other(file: Path, found: int, published: int, what: str) -> None:
+    """Warns of a file that is sound, and smaller or larger than the published one."""
+    if found != published:
+        warnings.warn(
+            f"{file} is not the published file, which has {published} {what}: it has {found}; "
+            "results are then not those of the published data",
+            stacklevel=2,
+        )
 
 
 def not_found(path: Path, needed: str, published: str) -> FileNotFoundError:

@@ -63,6 +63,8 @@ def prepared(
     try:
         made = builder(source=source, data_dir=data_dir)
         made.download_and_prepare()
+    except ValueError as error:  # of a missing file its reader says where it is published
+        raise ValueError(f"{error}. {builder.published}; nothing is downloaded") from error
     finally:
         log.setLevel(level)
     return {name: made.as_data_source(name) for name in made.info.splits}
@@ -167,6 +169,7 @@ class BeijingAirQuality(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
     files = staticmethod(air_quality.files)
+    published = air_quality.PUBLISHED
     __init__ = _init
     download_and_prepare = _download_and_prepare
     _log_download_bytes = _log_download_done = _silent
@@ -197,6 +200,7 @@ class RadiomlFm(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
     files = staticmethod(radio.files)
+    published = radio.PUBLISHED
     __init__ = _init
     download_and_prepare = _download_and_prepare
     _log_download_bytes = _log_download_done = _silent
@@ -226,6 +230,7 @@ class OmniglotDrawings(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
     files = staticmethod(omniglot.files)
+    published = omniglot.PUBLISHED
     __init__ = _init
     download_and_prepare = _download_and_prepare
     _log_download_bytes = _log_download_done = _silent
@@ -257,6 +262,7 @@ class MiniImagenetSplits(tfds.core.GeneratorBasedBuilder):
 
     VERSION = tfds.core.Version("1.0.0")
     files = staticmethod(mini_imagenet.files)
+    published = mini_imagenet.PUBLISHED
     __init__ = _init
     download_and_prepare = _download_and_prepare
     _log_download_bytes = _log_download_done = _silent

@@ -23,10 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from lavajax.datasets.base import not_found, open_zip
+from lavajax.datasets.base import not_found, open_zip, warn_of_other
 from lavajax.datasets.images import ImageArrays, decode
 from lavajax.extras import require
 
+PUBLISHED = (
+    "The lists are published at github.com/twitter-research/meta-learning-lstm, in the folder "
+    "data/miniImagenet; the images are ImageNet's (research alone)"
+)
 SPLITS = {"train": "train", "validation": "val", "test": "test"}
 """By split, the name of its file."""
 CLASSES = {"train": 64, "validation": 16, "test": 20}
@@ -108,8 +112,7 @@ def files(path: str | Path) -> list[Path]:
             path,
             "a folder with train.csv, val.csv, test.csv and images/, or with train.npz, val.npz "
             "and test.npz",
-            "The lists are published at github.com/twitter-research/meta-learning-lstm, in the "
-            "folder data/miniImagenet; the images are ImageNet's (research alone)",
+            PUBLISHED,
         )
     rows = {split: _listed(path, split) for split in SPLITS}
     _check_apart({split: [label for _, label in found] for split, found in rows.items()}, path)
@@ -259,6 +262,7 @@ def _from_arrays(path: Path, split: str) -> Iterator[dict[str, Any]]:
     with open_zip(file, file) as archive:
         labels = _labels(archive, file, split)
         classes = _classes(labels, file, split)
+        warn_of_other(file, len(labels) // len(classes), PER_CLASS, "images of each class")
         with archive.open("images.npy") as stream:
             shape, fortran, dtype = _header(stream, file)
             if shape != (len(labels), SIDE, SIDE, 3) or dtype != np.uint8 or fortran:

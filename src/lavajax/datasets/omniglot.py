@@ -15,14 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from lavajax.datasets.base import not_found, open_zip, read_member
+from lavajax.datasets.base import not_found, open_zip, read_member, warn_of_other
 from lavajax.datasets.images import ImageArrays, decode
 from lavajax.extras import require
 
-ZIPS = (
-    *("images_background.zip", "images_evaluation.zip"),
-    *("images_background_small1.zip", "images_background_small2.zip"),
+PUBLISHED = (
+    "They are published at github.com/brendenlake/omniglot, in the folder python (MIT licence)"
 )
+ZIPS = {
+    **{"images_background.zip": 964, "images_evaluation.zip": 659},
+    **{"images_background_small1.zip": 136, "images_background_small2.zip": 156},
+}
+"""The published files, and the characters of each; some are in several."""
 DRAWERS = 20
 SIDE = 28
 _PUBLISHED_SIDE = 105
@@ -79,8 +83,7 @@ def files(path: str | Path) -> list[Path]:
         raise not_found(
             path,
             f"a folder with any of {', '.join(ZIPS)}, or one of these files",
-            "They are published at github.com/brendenlake/omniglot, in the folder python (MIT "
-            "licence)",
+            PUBLISHED,
         )
     return found
 
@@ -100,7 +103,10 @@ def examples(path: str | Path) -> Iterator[dict[str, Any]]:
         archives = {zip_: stack.enter_context(open_zip(zip_, zip_)) for zip_ in zips}
         places: dict[Key, list[tuple[Path, str]]] = {}
         for zip_, archive in archives.items():
-            for key, member in _drawings(archive, zip_):
+            there = list(_drawings(archive, zip_))
+            count = len({key[:2] for key, _ in there})
+            warn_of_other(zip_, count, ZIPS.get(zip_.name, count), "characters")
+            for key, member in there:
                 places.setdefault(key, []).append((zip_, member))
         characters = sorted({key[:2] for key in places})
         if not characters:

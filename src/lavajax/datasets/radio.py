@@ -15,9 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lavajax.datasets.base import not_found
+from lavajax.datasets.base import not_found, warn_of_other
 from lavajax.extras import require
 
+PUBLISHED = (
+    "It is published by DeepSig as RadioML 2018.01A (CC BY-NC-SA 4.0, not for commercial use), "
+    "packed in 2018.01.OSC.0001_1024x2M.h5.tar.gz"
+)
 FILE = "GOLD_XYZ_OSC.0001_1024.hdf5"
 CLASSES, FRAMES, LENGTH = 24, 4096, 1024
 SNRS = tuple(range(-20, 31, 2))
@@ -81,8 +85,7 @@ def files(path: str | Path) -> list[Path]:
         raise not_found(
             path,
             f"the path of {FILE}, or of its folder",
-            "It is published by DeepSig as RadioML 2018.01A (CC BY-NC-SA 4.0, not for commercial "
-            "use), packed in 2018.01.OSC.0001_1024x2M.h5.tar.gz",
+            PUBLISHED,
         )
     return [file]
 
@@ -100,6 +103,7 @@ def examples(path: str | Path) -> Iterator[dict[str, Any]]:
     with _opened(file) as h5:
         x, y, z = (_dataset(h5, name, file) for name in "XYZ")
         frames = _frames(x, y, z, file)
+        warn_of_other(file, frames, FRAMES, "frames of each class and SNR")
         snr = _block_snr(y, z, FM, frames, file)
         _check_fm(x, z, frames, file)
         first = FM * len(SNRS) * frames

@@ -66,9 +66,11 @@ class IMaml:
         inner_steps: gradient steps towards phi*; unused by the closed form.
         inner_rate: size of the first one, halved by each that would raise the objective; likewise.
         cg_steps: most steps of conjugate gradients in the outer gradient; likewise.
-        curvature: H of the outer gradient: ``"hessian"``, exact; or ``"ggn"``, the generalised
-            Gauss-Newton matrix, which is positive semi-definite. For a loss whose ``factor`` is
-            its Hessian it is exact where the outputs are linear in the block.
+        curvature: H of the outer gradient: ``"ggn"``, the generalised Gauss-Newton matrix, which
+            is positive semi-definite, and exact where the outputs are linear in the block, for a
+            loss whose ``factor`` is its Hessian; or ``"hessian"``, exact, of which H + lambda I may
+            be indefinite: the outer gradient of such a task is NaN, and training leaves it out. A
+            larger lambda helps.
     """
 
     model: Model = MLP()
@@ -80,7 +82,7 @@ class IMaml:
     inner_steps: int = 16
     inner_rate: float = 0.1
     cg_steps: int = 10
-    curvature: Literal["hessian", "ggn"] = "hessian"
+    curvature: Literal["ggn", "hessian"] = "ggn"
 
     def __post_init__(self) -> None:
         validate.number(self, "proximal", minimum=0.0, strict=True)
@@ -89,7 +91,7 @@ class IMaml:
         validate.integer(self, "inner_steps", minimum=1)
         validate.number(self, "inner_rate", minimum=0.0, strict=True)
         validate.integer(self, "cg_steps", minimum=1)
-        validate.choice(self, "curvature", ("hessian", "ggn"))
+        validate.choice(self, "curvature", ("ggn", "hessian"))
         check_parts(self)
         if self.solver == "closed" and not self._is_linear:
             raise ValueError(

@@ -17,6 +17,7 @@ from lavajax.methods.task_loss import one_pass_loss
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
 from lavajax.outer import Expectation, apply_gradient, gradient_norms, meta_gradient, storm
+from lavajax.rescue import all_finite
 from lavajax.subspace import Full, Subspace
 from lavajax.types import Array, MetaParams, PyTree, TrainState
 
@@ -30,6 +31,8 @@ class VrMaml:
     tasks, the optimiser is given
 
         c_t = g_t + (1 - gamma) (c_{t-1} - d_t),   c_0 = g_0.
+
+    Where d_t is not finite the recursion begins anew.
 
     ``vr_maml_tuned`` is the setting that we recommend; ``vr_maml_released`` that of the LAVA
     paper's published comparison, which hardly adapts. A step costs two meta-gradients.
@@ -88,7 +91,9 @@ class VrMaml:
         loss, now = meta_gradient(self, params, expect)
         _, before = meta_gradient(self, params.replace_learned(memory["previous"]), expect)
         running = storm(memory["direction"], now, before, self.gamma)
-        direction = jax.tree.map(lambda c, g: jnp.where(memory["started"], c, g), running, now)
+        # A task that can be no more at the previous parameters must not end the run.
+        goes_on = memory["started"] & all_finite(before)
+        direction = jax.tree.map(lambda c, g: jnp.where(goes_on, c, g), running, now)
         new = dataclasses.replace(
             apply_gradient(state, direction, tx),
             memory={

@@ -221,9 +221,11 @@ class Table:
         if sum(counts.values()) >= len(labels):
             raise ValueError(
                 f"group must tell apart at least {1 + sum(counts.values())} groups of two rows or "
-                "more, one for each of training, validation and test at the least, got "
-                f"{len(labels)}: {', '.join(labels[:5]) or 'none'}"
+                "more, one for each of training, validation and test at the least, "
+                f"got {len(labels)} by {' and '.join(map(repr, self.group))}: "
+                f"{', '.join(labels[:5]) or 'none'}"
                 + (f" (left out: {_listed(dropped)})" if dropped else "")
+                + "; give a column, or several, of more values, or smaller shares"
             )
         digests = [
             hashlib.sha256(f"{self.split_seed}/{label}".encode()).digest() for label in labels

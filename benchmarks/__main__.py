@@ -59,7 +59,7 @@ def main() -> int:
     for name in args.names or NAMES:
         print(f"\n{name}: {title(name)}", flush=True)
         more = [f"--data={args.data}"] if args.data and name == "windows" else []
-        command = [sys.executable, HERE / f"{name}.py", *options, *more]
+        command = [sys.executable, str(HERE / f"{name}.py"), *options, *more]
         if subprocess.run(command, check=False).returncode:
             failed.append(name)
     if failed:

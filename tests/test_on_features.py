@@ -9,7 +9,7 @@ import pytest
 
 import lavajax as lj
 from helpers import RELU, assert_close, assert_finite, make_labels, make_params, make_points
-from lavajax.methods import base, noise
+from lavajax.methods import noise, task_loss
 from lavajax.methods.on_features import Given, on_features
 from lavajax.outer import in_training
 
@@ -61,7 +61,7 @@ def test_loss_and_gradient_are_those_of_two_passes(name, monkeypatch):
 
     with jax.enable_x64(False):
         value, gradient = value_and_grad()
-        for module in (base, noise):
+        for module in (task_loss, noise):
             monkeypatch.setattr(module, "on_features", lambda *given: given)
         expected, expected_gradient = value_and_grad()
     assert_finite(gradient)
@@ -93,7 +93,7 @@ def test_all_points_of_a_task_share_what_dropout_draws(monkeypatch):
     loss = method.loss(drawn, task, KEY)
     assert abs(loss - method.loss(params, task, KEY)) > 1e-3
     assert on_features(method, drawn, task)[0] != method
-    monkeypatch.setattr(base, "on_features", lambda *given: given)
+    monkeypatch.setattr(task_loss, "on_features", lambda *given: given)
     assert_close(loss, method.loss(drawn, task, KEY), 1e-5)
 
 

@@ -251,6 +251,21 @@ def rewrite(folder, change):
     (folder / "manifest.json").write_text(store._manifest_text(folder))
 
 
+def test_models_in_orbaxs_other_layout_are_read(tmp_path):
+    """One database of all arrays, which earlier versions wrote."""
+    import orbax.checkpoint as ocp
+
+    params = params_of()
+    lavajax.save(params, tmp_path / "m")
+    shutil.rmtree(tmp_path / "m" / "arrays")
+    arrays = lavajax.leaves.pack(params.learned)[1]
+    named = {f"learned/{name}": array for name, array in arrays.items()}
+    ocp.PyTreeCheckpointer().save(tmp_path / "m" / "arrays", named)
+    assert (tmp_path / "m" / "arrays" / "manifest.ocdbt").is_file()
+    rewrite(tmp_path / "m", lambda record: None)
+    assert_same(lavajax.load(tmp_path / "m"), params)
+
+
 def test_records_that_do_not_fit_are_refused(tmp_path):
     def altered(change):
         shutil.rmtree(tmp_path / "m", ignore_errors=True)

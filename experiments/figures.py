@@ -124,13 +124,14 @@ def draw_tasks(params: lavajax.MetaParams, task: Any, source: Any, path: Path) -
     figure, axes = plt.subplots(
         rows, 3, figsize=(8.5, 0.4 + 2.3 * rows), squeeze=False, sharex=curves, layout="constrained"
     )
+    synthetic = " (synthetic)" if getattr(task, "synthetic", False) else ""
     for column, each in enumerate(tasks):
         before, after = (_predictor(params, s) for s in (_nothing(each.support), each.support))
         for row in range(rows):
             draw = _draw_curves if curves else _draw_parity
             draw(axes[row, column], each, before, after, row)
             if row == 0:
-                axes[row, column].set_title(f"unseen task {column + 1}", fontsize=9)
+                axes[row, column].set_title(f"unseen task {column + 1}{synthetic}", fontsize=9)
             if row == rows - 1:
                 axes[row, column].set_xlabel("x" if curves else "target")
             if column == 0:

@@ -144,15 +144,25 @@ class Job:
         return Candidate(method, chosen["outer_rate"], chosen.get("clip", first.clip))
 
 
+_MILLISECONDS = {
+    **{"Cnp": 1.8, "AttentiveCnp": 4.0, "Tnp": 17.0, "Dkt": 2.0},
+    **{"Platipus": 7.0, "Bmaml": 3.0, "IMaml": 13.0},
+}
+"""Of an outer step, of methods whose inner steps are not what takes the time."""
+
+
 def _step_seconds(method: Any) -> float:
     """About how long an outer step takes on one core, for estimates of the time that is left."""
     counted = getattr(method, "inner_steps", 1)
-    seconds = 1e-3 + 3e-4 * (counted if isinstance(counted, int) else 1)
-    if isinstance(getattr(method, "subspace", None), lavajax.Full):
-        seconds *= 2.5
+    steps = counted if isinstance(counted, int) else 1
+    inner = {lavajax.Context: 0.4, lavajax.Full: 1.1}  # a head's are next to nothing
+    usual = 1.0 + steps * inner.get(type(getattr(method, "subspace", None)), 0.0)
+    milliseconds = _MILLISECONDS.get(type(method).__name__, usual)
+    if isinstance(method, lavajax.VrMaml):
+        milliseconds *= 2  # it takes two gradients
     if isinstance(getattr(method, "model", None), lavajax.Conv4):
-        seconds *= 2.0 * method.model.width
-    return seconds
+        milliseconds *= 2.0 * method.model.width
+    return milliseconds / 1e3
 
 
 def _compute(job: Job, folders: Folders) -> dict[str, Any]:

@@ -92,7 +92,8 @@ def render(scale: Scale, folders: Folders) -> str:
         "Test windows are drawn from all of that year, and overlap: the sampling error of this "
         "year is not known from them. Measured once, for linear interpolation at N = M = 10, the "
         "standard error was 0.0034 with windows taken together by station and week, and 0.0106 by "
-        "week. ± is the spread over seeds alone. " + describe(windows.protocol),
+        "week; differences between rows, which all see the same windows, are known better, and by "
+        "how much was not measured. ± is the spread over seeds alone. " + describe(windows.protocol),
         show("windows"),
         windows.exceptions(),
         windows.compare(),

@@ -44,7 +44,8 @@ class Omniglot:
     background set are divided by 8 alike, into 26 and 4. ``split="finn"`` holds out characters, not
     alphabets, as the code of MAML does (Finn, Abbeel and Levine 2017): of all 1,623 in random
     order, the same in every run, 423 are for test, 100 for validation and 1,100 for training, and
-    of fewer as large a share.
+    of fewer as large a share. The split of Vinyals et al. (2016) is a list of names that this
+    library does not have.
 
     Attributes:
         data: what ``lavajax.datasets.load_omniglot`` reads.

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 import lavajax
 from lavajax.config import to_json
+from lavajax.watch import GROWTH
 from protocols import USUAL_CLIP, Candidate, Protocol, Row
 from works import Folders, Work
 
@@ -313,10 +315,12 @@ def _run(job: Job, source: Any, candidate: Candidate, *, seed: int, model: Path)
     except FloatingPointError:
         return {job.metric: None, "curve": curve, "diverged": True}
     # Whether it is sound is asked of validation tasks: those of the test choose nothing.
-    checked = _score(source, params, "validation", min(500, job.protocol.validation_tasks))
+    some = min(500, job.protocol.validation_tasks)
+    checked = _score(source, params, "validation", some).mean
     found = _score(source, params, "test", job.protocol.test_tasks)
-    if not np.isfinite(checked.mean + found.mean):
-        return {job.metric: None, "curve": curve, "diverged": not np.isfinite(checked.mean)}
+    diverged = not checked <= _most(source, some)
+    if diverged or not np.isfinite(found.mean):
+        return {job.metric: None, "curve": curve, "diverged": diverged}
     lavajax.save(params, model, overwrite=True)
     return {
         job.metric: found.mean,
@@ -326,6 +330,21 @@ def _run(job: Job, source: Any, candidate: Candidate, *, seed: int, model: Path)
         "curve": curve,
         "seconds": sum(seconds),
     }
+
+
+def _most(source: Any, tasks: int) -> float:
+    """The error on validation tasks beyond which a run has exploded, as training itself judges it.
+
+    Of labels there is none.
+    """
+
+    def size(task: lavajax.Task, key: jax.Array) -> jax.Array:
+        del key
+        y = task.query.y
+        return jnp.mean(y**2) if jnp.issubdtype(y.dtype, jnp.floating) else jnp.asarray(jnp.inf)
+
+    sizes = lavajax.score(size, source, num_tasks=tasks, split="validation")
+    return GROWTH * (1 + float(np.mean(sizes)))
 
 
 def _mean(values: np.ndarray | None) -> float | None:

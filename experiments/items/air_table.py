@@ -93,7 +93,8 @@ def render(scale: Scale, folders: Folders) -> str:
         "year is not known from them. Measured once, for linear interpolation at N = M = 10, the "
         "standard error was 0.0034 with windows taken together by station and week, and 0.0106 by "
         "week; differences between rows, which all see the same windows, are known better, and by "
-        "how much was not measured. ± is the spread over seeds alone. " + describe(windows.protocol),
+        "how much was not measured. ± is the spread over seeds alone. "
+        + describe(windows.protocol),
         show("windows"),
         windows.exceptions(),
         windows.compare(),

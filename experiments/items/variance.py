@@ -204,13 +204,19 @@ def draw(found: dict[tuple[str, int], Any], path: Path) -> None:
 
 
 def draw_scatter(contexts: dict[str, Any], path: Path) -> None:
-    """The contexts of one task, a panel for each method."""
+    """The contexts of one task, a panel for each method, at one scale."""
     plt = figures.pyplot()
     figure, axes = plt.subplots(1, 2, figsize=(5.6, 2.8), layout="constrained")
+    half = 1.1 * max(
+        np.max(np.abs(v - np.mean(v, axis=0))) for v in map(np.array, contexts.values())
+    )
     for axis, (method, values) in zip(axes, contexts.items(), strict=True):
         axis.plot(*np.transpose(values), "o", ms=3, alpha=0.6, color=figures.LOOKS[method][0])
         axis.set_title(figures.short(method), fontsize=9)
         axis.set_xlabel("context, first")
         axis.set_ylabel("context, second")
-        axis.set_aspect("equal", adjustable="datalim")
+        middle = np.mean(values, axis=0)
+        axis.set_xlim(middle[0] - half, middle[0] + half)
+        axis.set_ylim(middle[1] - half, middle[1] + half)
+        axis.set_aspect("equal")
     figures.save(figure, path)

@@ -53,7 +53,7 @@ class Settings:
     points: int = 10
     literal: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
     repeats: int = 3
-    memory: int = 20 * 2**30
+    memory: int = 16 * 2**30
 
 
 QUICK = Settings(64, (16, 32, 64), 2, 3, (4, 8), 2, 2**31)

@@ -23,6 +23,7 @@ BAYES = lj.Lava(
 )
 METHODS = {
     "lava": lj.Lava(RELU),
+    "lava, bayesian": lj.lava_bayesian(model=RELU),
     "lava, three steps": lj.Lava(RELU, inner_steps=3, learn_epsilon=True),
     "lava, converged": dataclasses.replace(lj.lava_converged(), model=RELU),
     "lava, map": lj.Lava(RELU, inner_steps="map"),
@@ -133,9 +134,9 @@ def test_float32_drifts_little_over_ten_thousand_updates():
     assert error < 1e-3
 
 
-@pytest.mark.parametrize("name", ["lava", "lava, error bars", "alpaca"])
+@pytest.mark.parametrize("name", ["lava", "lava, error bars", "lava, bayesian", "alpaca"])
 def test_float32_drifts_little_over_ten_thousand_updates_of_other_methods(name):
-    """Against all points at once in float64."""
+    """Against all points at once in float64; the regulariser of ``lava_bayesian`` is the least."""
     support, query = make_points(10_000, 2), make_points(50, 2, seed=4)
     truth = jnp.stack([jnp.sin(2 * support.x[:, 0]), support.x[:, 0]], axis=1) + 0.1 * support.y
     params = make_params(METHODS[name], support)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from lavajax.arguments import check_estimate, check_params, check_points, with_finite
 from lavajax.methods.base import Method, expected_params
-from lavajax.sums import Sums
+from lavajax.sums import Sums, add, followed
 from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec
 
 
@@ -90,14 +90,13 @@ def estimate(params: MetaParams, sums: Sums) -> Adapted:
     return adapted
 
 
-_absorb = jax.jit(lambda params, points: params.method.absorb(params, points))
+_absorb = jax.jit(lambda params, points: followed(params.method.absorb(params, points)))
 _conclude = jax.jit(lambda params, sums: with_finite(params.method.conclude(params, sums)))
 
 
 @jax.jit
 def _update(params: MetaParams, sums: Sums, points: Points, forget: float | Array) -> Sums:
-    new = params.method.absorb(params, points)  # type: ignore[attr-defined]
-    return jax.tree.map(lambda old, more: forget * old + more, sums, new)
+    return add(sums, params.method.absorb(params, points), forget)  # type: ignore[attr-defined]
 
 
 def _check_method(params: MetaParams) -> OnlineMethod:
@@ -118,7 +117,7 @@ def _check_method(params: MetaParams) -> OnlineMethod:
 
 
 def _check_sums(params: MetaParams, sums: Any) -> None:
-    if not isinstance(sums, Sums):
+    if not isinstance(sums, Sums) or not isinstance(sums.lost, Sums):
         raise ValueError(f"sums must be what online or update returned, got {type(sums).__name__}")
     expected = _expected_sums(params.method, params.spec)
     for name in ("features", "curved"):

@@ -14,7 +14,6 @@ import sys
 import zipfile
 import zlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -194,14 +193,23 @@ def test_arrays_that_the_record_does_not_say_are_refused_before_they_are_read(
         store.read_arrays(
             tmp_path / "m", {**shapes, "learned/head": ((2000, 2), head[1])} | {"other": head}
         )
-    stored = checkpointer.metadata(tmp_path / "m" / "arrays").item_metadata.tree
-    pieces = SimpleNamespace(chunk_shape=(10**9, 2))
-    pieces = SimpleNamespace(shape=(2000, 2), dtype=np.float32, storage=pieces)
-    tree = SimpleNamespace(tree=stored | {"learned/head": pieces})
-    metadata = SimpleNamespace(item_metadata=tree)
-    monkeypatch.setattr(checkpointer, "metadata", lambda folder: metadata)
-    with pytest.raises(store.DamagedError, match=r"learned/head .* in pieces of \(1000000000, 2\)"):
-        store.read_arrays(tmp_path / "m", {**shapes, "learned/head": ((2000, 2), head[1])})
+    shapes["learned/head"] = ((2000, 2), head[1])
+    header = tmp_path / "m" / "arrays" / "learned" / "head" / ".zarray"
+    whole = json.loads(header.read_text())
+    for change, message in (
+        ({"chunks": [10**9, 2]}, r"learned/head .* in pieces of \(1000000000, 2\)"),
+        ({"chunks": [2000]}, r"zarray is damaged: it has pieces of another rank"),
+        ({"dtype": "|O8"}, r"holds \(2000, 2\) object"),
+        ({"dtype": "cucumber"}, r"zarray is damaged: .*cucumber"),
+        ({"shape": None}, r"zarray is damaged"),
+    ):
+        header.write_text(json.dumps(whole | change))
+        with pytest.raises(store.DamagedError, match=message):
+            store.read_arrays(tmp_path / "m", shapes)
+    header.write_text(json.dumps(whole))
+    (header.parent / "zarr.json").write_text("{}")  # the header of a layout that we do not read
+    with pytest.raises(store.DamagedError, match=r"it also holds learned/head/zarr\.json"):
+        store.read_arrays(tmp_path / "m", shapes)
 
 
 def test_arrays_of_next_to_no_bytes_are_refused_before_they_are_read(tmp_path, monkeypatch):

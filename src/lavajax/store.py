@@ -22,15 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lavajax import disk
 from lavajax.extras import require
 
-FORMAT, VERSION = "lavajax", 1
+FORMAT, VERSION = "lavajax", 2
 MANIFEST, RECORD, ARRAYS = "manifest.json", "config.json", "arrays"
 SMALL_BYTES = 2**30  # arrays of so many are read whatever their files have
 MOST_PACKED = 100  # larger ones take at most so many times their files: weights are hardly packed
+_HEADER, _OTHERS = ".zarray", ("zarr.json", "manifest.ocdbt")  # of our layout, and of all others
 _MOST_JSON = 2**26  # bytes; what is larger is not ours, and is not read
 _ROOM_BESIDE, _ROOM_OF_EACH = 2**18, 2**13  # bytes: of records, and the blocks of an array's files
 _TEMPORARY, _PREVIOUS = ".unfinished-", ".previous-"
@@ -227,28 +229,25 @@ def read_arrays(
     chosen = {name: shapes[name] for name in (shapes if wanted is None else wanted)}
     as_numpy = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names if name in chosen}
     folder = Path(path).absolute() / ARRAYS
+    _check_stored(folder, {name: shapes[name] for name in names})
     checkpointer = _checkpointer()
     try:
-        _check_stored(checkpointer, folder, {name: shapes[name] for name in names})
         found = {}
         if as_numpy:
             part = {"item": dict.fromkeys(as_numpy, 0), "partial_restore": True}
             args = ocp.args.PyTreeRestore(restore_args=as_numpy, **part)
             found = checkpointer.restore(folder, args=args)
-    except DamagedError:
-        raise
     except (ValueError, KeyError) as error:  # an OSError is the machine's, not the file's
         raise DamagedError(f"{folder} is damaged: Orbax cannot read it ({error})") from error
     return found | {name: np.zeros(s, dtype) for name, (s, dtype) in chosen.items() if 0 in s}
 
 
-def _check_stored(
-    checkpointer: Any, folder: Path, shapes: dict[str, tuple[tuple[int, ...], np.dtype]]
-) -> None:
+def _check_stored(folder: Path, shapes: dict[str, tuple[tuple[int, ...], np.dtype]]) -> None:
     """Requires the arrays to be those of the record, before memory is taken for any of them.
 
     Orbax lets another shape or dtype than the one asked for pass; and a few bytes of zarr can stand
-    for an array, or a piece of one, of any size.
+    for an array, or a piece of one, of any size. Their headers are read here: Orbax's own account
+    of them loses memory with every call.
     """
     needed = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes.values())
     there = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
@@ -256,17 +255,28 @@ def _check_stored(
         raise DamagedError(
             f"{folder} is damaged: its arrays would take {needed:,} bytes, its files have {there:,}"
         )
-    stored = checkpointer.metadata(folder).item_metadata.tree
-    if extra := sorted(stored.keys() - shapes.keys()):
+    stored = {h.parent.relative_to(folder).as_posix(): h for h in folder.rglob(_HEADER)}
+    strange = {f.relative_to(folder).as_posix() for name in _OTHERS for f in folder.rglob(name)}
+    if extra := sorted(stored.keys() - shapes.keys() | strange):
         raise DamagedError(f"{folder} is damaged: it also holds {', '.join(extra[:5])}")
     for name, (shape, dtype) in shapes.items():
-        array = stored.get(name)
-        if array is None or tuple(array.shape) != shape or np.dtype(array.dtype) != dtype:
-            got = "nothing" if array is None else f"{tuple(array.shape)} {array.dtype}"
-            raise DamagedError(f"{folder} is damaged: {name} is {shape} {dtype}, it holds {got}")
-        pieces = array.storage and array.storage.chunk_shape
-        if pieces and any(piece > size for piece, size in zip(pieces, shape, strict=True)):
+        found, pieces = _header(stored[name]) if name in stored else ("nothing", shape)
+        if found != f"{shape} {dtype}":
+            raise DamagedError(f"{folder} is damaged: {name} is {shape} {dtype}, it holds {found}")
+        if any(piece > max(size, 1) for piece, size in zip(pieces, shape, strict=True)):
             raise DamagedError(f"{folder} is damaged: {name} {shape} is in pieces of {pieces}")
+
+
+def _header(file: Path) -> tuple[str, tuple[int, ...]]:
+    """Shape and dtype of a stored array, as text, and the shape of its pieces."""
+    try:
+        entry = json.loads(read_small(file))
+        shape, pieces = (tuple(map(int, entry[key])) for key in ("shape", "chunks"))
+        if len(shape) != len(pieces):
+            raise ValueError("it has pieces of another rank")
+        return f"{shape} {jnp.dtype(entry['dtype'])}", pieces
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DamagedError(f"{file} is damaged: {error}") from None
 
 
 def _checkpointer() -> Any:

@@ -238,7 +238,7 @@ def in_this_process(works: list[Work], folders: Folders, workers: int) -> Iterat
     """One cell after the other."""
     del workers
     lost: set[str] = set()
-    for each in works:
+    for number, each in enumerate(works, 1):
         begun, error = time.monotonic(), _missing(each, lost)
         try:
             if not error:
@@ -249,7 +249,8 @@ def in_this_process(works: list[Work], folders: Folders, workers: int) -> Iterat
             error = f"{type(failure).__name__}: {failure}"
         if error:
             lost.add(each.label)
-        jax.clear_caches()  # a process may have only so many memory maps, and dozens of cells more
+        if number % 8 == 0:  # a process may have only so many memory maps, and dozens of cells more
+            jax.clear_caches()
         yield each, error, time.monotonic() - begun
 
 

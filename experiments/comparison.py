@@ -333,9 +333,9 @@ def _run(job: Job, source: Any, candidate: Candidate, *, seed: int, model: Path)
 
 
 def _most(source: Any, tasks: int) -> float:
-    """The error on validation tasks beyond which a run has exploded, as training itself judges it.
+    """The error on validation tasks beyond which a run has exploded; for classes there is none.
 
-    Of labels there is none.
+    So many times what predicting 0 comes to, and as many times 1, as training judges its loss.
     """
 
     def size(task: lavajax.Task, key: jax.Array) -> jax.Array:

@@ -164,8 +164,9 @@ def table(method_name: str, task_name: str, task: Any, results: dict[str, Any]) 
                 f"{seed['median']:.3g}",
             )
     if any(lost := [seed["not_finite"] for seed in seeds]):
-        each = " and ".join(f"{number:,}" for number in lost)
-        view.caption = f"{each} of the tasks have no finite estimate, and so there is no mean"
+        each = ", ".join(f"{number:,}" for number in lost)
+        of = ", by seed" if len(lost) > 1 else ""
+        view.caption = f"tasks without a finite estimate, which leave no mean{of}: {each}"
     view.add_section()
     if results["paper"] is not None:
         unstated = {"air-quality": " (window unstated)", "radio": " (points unstated)"}

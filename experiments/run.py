@@ -13,7 +13,6 @@ from __future__ import annotations
 import threads  # noqa: F401
 
 # isort: split
-import collections
 import contextlib
 import dataclasses
 import importlib.metadata
@@ -36,6 +35,7 @@ import optax
 import lavajax
 from lavajax import checkpoint
 from lavajax.extras import require
+from lavajax.rescue import left_out as count_skipped
 from lavajax.train import start_state
 
 try:
@@ -391,7 +391,8 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
             seeds=seeds,
             meta_batch=run.meta_batch,
             optimizer=optimizer,
-            max_skipped=max(0.0, run.max_skipped - skipped_before(job)),
+            max_skipped=run.max_skipped,
+            skipped=skipped_before(job),
             chunk=run.report_every,
             callback=record,
             state=state,
@@ -424,16 +425,12 @@ def restore(job: Job, config: dict[str, Any]) -> tuple[lavajax.TrainState | None
     return state, start
 
 
-def skipped_before(job: Job) -> float:
-    """The share of the run's tasks that were left out before it was paused, of the worst seed.
-
-    ``train`` counts anew where it goes on.
-    """
-    run, counts = job.settings.run, collections.Counter[int | None]()
-    for row in job.folder.metrics() if job.folder is not None else []:
-        counts.update(seed if rest else None for _, seed, *rest in row.get("skipped", []))
-    share = max(counts.values(), default=0) / (run.steps * run.meta_batch)
-    return float(job.peers.share(share))
+def skipped_before(job: Job) -> Any:
+    """How many tasks were left out before the run was paused; of several seeds, a list."""
+    rows = job.folder.metrics() if job.folder is not None else []
+    places = [tuple(place) for row in rows for place in row.get("skipped", [])]
+    seeds = job.settings.run.stacked
+    return job.peers.share(count_skipped(tuple(places), np.zeros(seeds or ())).tolist())
 
 
 def split_seeds(params: lavajax.MetaParams, seeds: int | None) -> list[lavajax.MetaParams]:

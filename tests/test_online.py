@@ -159,6 +159,26 @@ def test_float32_drifts_little_over_ten_thousand_updates_of_other_methods(name):
         assert_close(found.epistemic, expected.epistemic, 1e-3)
 
 
+def test_forgetting_keeps_what_rounding_loses():
+    """Ten thousand updates at 0.9999 against NumPy float64."""
+    x = np.random.default_rng(0).uniform(0.5, 1.5, (10_000, 4)).astype(np.float32)
+    params = make_params(METHODS["lava"], make_points(3, 2, 4))
+    forget = np.float32(0.9999)
+
+    @jax.jit
+    def follow(x):
+        def absorb(sums, x):
+            return lj.update(params, sums, (x[None], jnp.ones((1, 2))), forget=forget), None
+
+        return jax.lax.scan(absorb, lj.online(params), x)[0]
+
+    z = numpy_features(params, x).astype(np.float64)
+    weight = np.float64(forget) ** np.arange(len(x))[::-1]
+    found = np.asarray(follow(x).features, np.float64)
+    expected = (z * weight[:, None]).T @ z
+    assert np.abs(found - expected).max() < 3e-7 * np.abs(expected).max()
+
+
 def test_functions_are_drawn_from_what_the_sums_leave_open(x64):
     """Of mean and covariance as predicted, to the error of 20,000 draws."""
     support, at = make_points(6, 2), make_points(4, 2, seed=4).x

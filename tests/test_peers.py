@@ -64,26 +64,19 @@ def test_the_cache_of_compiled_programs_follows_the_users_variables(monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("rows", "share"),
+    ("seeds", "rows", "counts"),
     [
-        ([], 0.0),
-        (
-            [
-                {"step": 5},
-                {"step": 9, "skipped": [[6, 0], [6, 3]]},
-                {"step": 20, "skipped": [[12, 1]]},
-            ],
-            3,
-        ),
-        ([{"step": 5, "skipped": [[2, 0, 1], [2, 1, 1], [3, 1, 0]]}], 2),  # the worst of two seeds
+        (None, [], 0),
+        (None, [{}, {"skipped": [[6, 0], [6, 3]]}, {"skipped": [[12, 1]]}], 3),
+        (3, [{"skipped": [[2, 0, 1], [2, 1, 1], [3, 1, 0]]}], [1, 2, 0]),
     ],
 )
-def test_what_was_left_out_before_a_pause_counts_on(rows, share):
+def test_what_was_left_out_before_a_pause_is_counted_for_each_seed(seeds, rows, counts):
     import run
 
     job = SimpleNamespace(
-        settings=SimpleNamespace(run=SimpleNamespace(steps=100, meta_batch=4)),
+        settings=SimpleNamespace(run=SimpleNamespace(stacked=seeds)),
         folder=SimpleNamespace(metrics=lambda: rows),
         peers=Peers(),
     )
-    assert run.skipped_before(job) == share / 400
+    assert run.skipped_before(job) == counts

@@ -170,6 +170,12 @@ def test_too_many_of_them_end_the_run():
     message = rf"^{len(skipped)} tasks up to .* the first is task {index} of step {step}\."
     with pytest.raises(FloatingPointError, match=message):
         lavajax.train(METHOD, tasks, max_skipped=(len(skipped) - 0.5) / 80, **run)
+    lavajax.train(METHOD, tasks, max_skipped=(len(skipped) + 2) / 80, skipped=2, **run)
+    with pytest.raises(FloatingPointError, match=message):  # with those before the run's state
+        lavajax.train(METHOD, tasks, max_skipped=(len(skipped) + 1.5) / 80, skipped=2, **run)
+    for wrong in (-1, 0.5, [1, 2]):
+        with pytest.raises(ValueError, match="skipped must be an integer of at least 0, got"):
+            lavajax.train(METHOD, tasks, skipped=wrong, **run)
     with pytest.raises(ValueError, match="max_skipped must be from 0 to 1"):
         lavajax.train(METHOD, Faulty(0.3), steps=20, max_skipped=1.5)
 

@@ -202,14 +202,46 @@ def test_arrays_that_the_record_does_not_say_are_refused_before_they_are_read(
         ({"dtype": "|O8"}, r"holds \(2000, 2\) object"),
         ({"dtype": "cucumber"}, r"zarray is damaged: .*cucumber"),
         ({"shape": None}, r"zarray is damaged"),
+        ({"shape": [float("inf"), 1]}, r"zarray is damaged"),
+        ({"compressor": {"id": "blosc"}}, r"packed by .*blosc"),
+        ({"compressor": None}, r"zarray is damaged"),
     ):
         header.write_text(json.dumps(whole | change))
         with pytest.raises(store.DamagedError, match=message):
             store.read_arrays(tmp_path / "m", shapes)
     header.write_text(json.dumps(whole))
+    piece = header.parent / "0.0"
+    content = piece.read_bytes()
+    repeated = (2**20 * 8 + 3).to_bytes(4, "little")[:3] + b"\0"  # a block of a byte, 2^20 times
+    for change, message in (
+        (b"\x28\xb5\x2f\xfd\x00\x58" + repeated, r"learned/head .* unpacks to 1,048,576 bytes"),
+        (content[:-5], "a piece ends early"),
+        (content + content, "no single frame"),
+        (b"PK" + content, "no frame of Zstandard"),
+    ):
+        piece.write_bytes(change)
+        with pytest.raises(store.DamagedError, match=message):
+            store.read_arrays(tmp_path / "m", shapes)
+    piece.write_bytes(content)
     (header.parent / "zarr.json").write_text("{}")  # the header of a layout that we do not read
     with pytest.raises(store.DamagedError, match=r"it also holds learned/head/zarr\.json"):
         store.read_arrays(tmp_path / "m", shapes)
+
+
+@pytest.mark.parametrize("size", [1, 100, 40_000, 1_000_000])
+@pytest.mark.parametrize("kind", ["zeros", "noise", "text"])
+def test_what_a_stored_array_unpacks_to_is_known_from_its_blocks(kind, size, tmp_path):
+    """No less than it does, and no more than a block above."""
+    array = {
+        "zeros": np.zeros(size, np.uint8),
+        "noise": np.random.default_rng(0).integers(0, 256, size, np.uint8),
+        "text": np.resize(np.frombuffer(b"never the same twice, ", np.uint8), size),
+    }[kind]
+    store._save_arrays(store._checkpointer(), tmp_path / "a", {"x": array})
+    pieces = [f for f in (tmp_path / "a" / "x").iterdir() if f.name != ".zarray"]
+    assert kind != "noise" or len(pieces) == 1
+    for piece in pieces:  # zeros may have none
+        assert size <= store.most_unpacked(piece.read_bytes()) <= size + 2**17
 
 
 def test_arrays_of_next_to_no_bytes_are_refused_before_they_are_read(tmp_path, monkeypatch):

@@ -178,16 +178,11 @@ def read(path: str | Path, names: tuple[str, ...], groups: tuple[str, ...] = ())
         if name.endswith((".parquet", ".pq")):
             require("pyarrow", "data", "reading a Parquet file")
             try:
-                size, texts = _parquet_size(path)
-                table = None
-                if size <= MOST_BYTES:
-                    # Text as a list of its values and their numbers, which may be in the file so: a
-                    # long one on many rows is then not repeated.
-                    table = pandas.read_parquet(path, engine="pyarrow", read_dictionary=texts)
-                    table = table.astype(dict.fromkeys(set(texts) & set(table.columns), object))
+                table = _read_parquet(path)
             except ValueError as error:
-                raise ValueError(f"data must be a Parquet file, {path} is not: {error}") from None
-            _check_unpacked(path, size)
+                raise ValueError(
+                    f"data must be a Parquet file that can be read, {path} is not: {error}"
+                ) from None
             check_names(column_names(table), wanted, "data")
             return table
         if not name.endswith((".csv", ".csv.gz")):
@@ -240,23 +235,53 @@ def _gzip_size(path: Path) -> int:
     return size
 
 
-def _parquet_size(path: Path) -> tuple[int, list[str]]:
-    """The bytes of its columns, and the names of those of text.
+def _read_parquet(path: Path) -> Any:
+    """The table of a file, whose own account of what it unpacks to is not believed.
 
-    By its own account, or eight for each entry where that says less: encoded numbers that repeat
-    take next to nothing.
+    A few bytes may stand for a column that repeats a value, and a value may be long. Text is kept
+    as numbers of its values, which may be in the file so, and what memory it takes is watched.
+
+    Raises:
+        ValueError: it is none, unpacks to more than ``MOST_BYTES``, or has a column of lists and
+            the like.
     """
-    from pyarrow import types
+    import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
+    def is_text(kind: Any) -> bool:
+        tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+        return any(test(kind) for test in tests)
+
+    def is_plain(kind: Any) -> bool:
+        tests = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_null)
+        return any(test(kind) for test in tests)
+
     with ParquetFile(path) as file:
-        told = entries = 0
-        for part in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
-            told += part.total_byte_size
-            entries += sum(part.column(i).num_values for i in range(part.num_columns))
-        texts = [f.name for f in file.schema_arrow if types.is_string(f.type)]
-        texts += [f.name for f in file.schema_arrow if types.is_binary(f.type)]
-        return max(told, 8 * entries), texts
+        fields = {
+            f.name: f.type.value_type if pa.types.is_dictionary(f.type) else f.type
+            for f in file.schema_arrow
+        }
+        texts = [name for name, kind in fields.items() if is_text(kind)]
+        for name, kind in fields.items():
+            if not is_text(kind) and not is_plain(kind):
+                raise ValueError(
+                    f"column {name!r} is of {kind}: leave it out, or make it numbers, text or dates"
+                )
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        columns = [g.column(i) for g in groups for i in range(g.num_columns)]
+        # Text of which each value is told by the one before has no such numbers.
+        told = {c.path_in_schema for c in columns if any("DELTA" in e for e in c.encodings)}
+        # A number takes up to 8 bytes, however few it is encoded in.
+        size = sum(max(g.total_byte_size, 8 * g.num_rows * g.num_columns) for g in groups)
+        _check_unpacked(path, size)
+    before, batches = pa.total_allocated_bytes(), []
+    with ParquetFile(path, read_dictionary=[name for name in texts if name not in told]) as file:
+        for batch in file.iter_batches(batch_size=4096):
+            batches.append(batch)
+            _check_unpacked(path, pa.total_allocated_bytes() - before)
+        schema = batches[0].schema if batches else file.schema_arrow
+    table = pa.Table.from_batches(batches, schema=schema).to_pandas()
+    return table.astype(dict.fromkeys(set(texts) & set(table.columns), object))
 
 
 def _check_lengths(columns: Sequence[np.ndarray], names: Sequence[str], argument: str) -> None:

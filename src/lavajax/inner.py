@@ -113,8 +113,7 @@ def implicit(
 
     solve = partial(conjugate_gradients, tolerance=eps, steps=steps)
     move = unravel(lax.custom_linear_solve(product, flat, solve, symmetric=True))
-    # Conjugate gradients give 0 for a right-hand side of NaN, which has to be seen.
-    return jax.tree.map(lambda s, m, c: s - m - 0 * c, solution, move, change)
+    return jax.tree.map(jnp.subtract, solution, move)
 
 
 def conjugate_gradients(
@@ -132,9 +131,12 @@ def conjugate_gradients(
         steps: at most so many.
 
     Returns:
-        ``[n]``; NaN where a search direction has no positive curvature. 0 for a b that is not
+        ``[n]``; NaN where a search direction has no positive curvature, and of a b that is not
         finite.
     """
+    largest = jnp.max(jnp.abs(b))
+    scale = jnp.where(largest == 0, 1.0, largest)
+    b = b / scale  # its square neither overflows nor underflows
     limit = tolerance**2 * jnp.sum(b**2)
 
     def goes_on(state: Any) -> Array:
@@ -153,4 +155,4 @@ def conjugate_gradients(
 
     start = (jnp.zeros_like(b), b, b, jnp.sum(b**2), jnp.zeros((), int), jnp.ones((), bool))
     x, *_, definite = lax.while_loop(goes_on, step, start)
-    return jnp.where(definite, x, jnp.nan)
+    return jnp.where(definite, scale * x, jnp.nan)

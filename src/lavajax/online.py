@@ -118,7 +118,8 @@ def _check_method(params: MetaParams) -> OnlineMethod:
 
 def _check_sums(params: MetaParams, sums: Any) -> None:
     if not isinstance(sums, Sums) or not isinstance(sums.lost, Sums):
-        raise ValueError(f"sums must be what online or update returned, got {type(sums).__name__}")
+        got = "Sums without lost" if isinstance(sums, Sums) else type(sums).__name__
+        raise ValueError(f"sums must be what online or update returned, got {got}")
     expected = _expected_sums(params.method, params.spec)
     for name in ("features", "curved"):
         found, needed = jnp.shape(getattr(sums, name)), getattr(expected, name).shape

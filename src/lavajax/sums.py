@@ -57,8 +57,8 @@ def add(old: Sums, new: Sums, forget: Array | float) -> Sums:
         new: of further points.
         forget: what the old ones count for.
     """
-    before = jax.tree.map(lambda s: forget * s, dataclasses.replace(old, lost=None))
-    more = jax.tree.map(lambda s, lost: s + forget * lost, new, old.lost)
+    before, lost = dataclasses.replace(old, lost=None), old.lost
+    more = jax.tree.map(lambda n, lo, b: n + forget * lo - (1 - forget) * b, new, lost, before)
     total = jax.tree.map(jnp.add, before, more)
     lost = jax.tree.map(lambda m, t, b: m - (t - b), more, total, before)
     return dataclasses.replace(total, lost=lost)

@@ -188,6 +188,7 @@ def train(
     callback: Callable[[Progress], Any] | None = None,
     state: TrainState | None = None,
     max_skipped: float = 0.01,
+    skipped: int | Sequence[int] = 0,
     devices: Sequence[jax.Device] | None = None,
 ) -> Trained:
     """Meta-trains a method on a source of tasks.
@@ -220,8 +221,9 @@ def train(
         max_skipped: the largest share of the tasks of the run (of all ``steps``) that may be left
             out. A chunk that ends in NaN or infinity is taken again step by step, without the tasks
             whose loss or gradient is not finite; the meta-gradient is that of the others. A seed
-            among several that would need more is given up, and ends as NaN. A run that goes on from
-            a ``state`` counts anew: what was left out before is not in it.
+            among several that would need more is given up, and ends as NaN.
+        skipped: how many tasks of the run have been left out before ``state``, or a number for each
+            seed: they count too.
         devices: those to train on; None: all of ``jax.devices()``. Where ``jax.distributed`` joins
             several processes, all of them make the same call, with the same arguments, but that the
             arrays of ``tasks``, of equal shapes, may hold other numbers in each.
@@ -273,7 +275,7 @@ def train(
     watch = Watch(first_loss)
 
     every: tuple[tuple[int, ...], ...] = ()
-    room = np.full(state.step.shape, max_skipped * steps * meta_batch)
+    room = max_skipped * steps * meta_batch - _counts(skipped, state.step.shape)
     history: list[dict[str, np.ndarray]] = []
     while done < steps:
         length = min(chunk, steps - done)
@@ -281,11 +283,11 @@ def train(
         before = jax.tree.map(jnp.copy, state)  # a chunk that goes wrong starts from it again
         state, metrics = run_chunk(state, tasks, done, done + length, **settings)
         host = {name: np.asarray(value) for name, value in metrics.items()}
-        skipped: tuple[tuple[int, ...], ...] = ()
+        omitted: tuple[tuple[int, ...], ...] = ()
         if spoiled(*(local(each, mesh) for each in (before, state, metrics))):
             step = partial(step_with_care, tasks=tasks, **settings)
-            state, host, skipped = run_carefully(before, step, length, room, every)
-            room, every = room - left_out(skipped, room), every + skipped
+            state, host, omitted = run_carefully(before, step, length, room, every)
+            room, every = room - left_out(omitted, room), every + omitted
         done += length
         history.append({"step": np.asarray(done), **host})
         # Without a loss a run may yet be sound: no step of the chunk had a good task.
@@ -298,9 +300,22 @@ def train(
         watch.look(done - length, done, host)
         if callback is not None:
             seconds = time.perf_counter() - begun
-            callback(Progress(done, steps, host, seconds, compile_seconds, here, skipped))
+            callback(Progress(done, steps, host, seconds, compile_seconds, here, omitted))
     stacked = {name: np.stack([h[name] for h in history]) for name in history[0]}
     return Trained(here.params, here, stacked)
+
+
+def _counts(skipped: int | Sequence[int], shape: tuple[int, ...]) -> np.ndarray:
+    """Numbers of tasks of the shape of the seeds.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    counts = np.asarray(skipped)
+    if counts.dtype.kind not in "iu" or counts.shape not in ((), shape) or np.any(counts < 0):
+        seeds = f", or {shape[0]} of them, one for each seed" if shape else ""
+        raise ValueError(f"skipped must be an integer of at least 0{seeds}, got {skipped!r}")
+    return np.broadcast_to(counts, shape)
 
 
 def _at_end(state: TrainState, tasks: TaskSource, done: int, **settings: Any) -> Trained:

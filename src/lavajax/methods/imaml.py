@@ -46,10 +46,11 @@ class IMaml:
 
     and the outer gradient is that of the solution, not of the route: with g the gradient of the
     query's loss at phi*, it is u = (I + H/lambda)^-1 g in theta, H the Hessian of L at phi*
-    (equation 6), and -(1/lambda) u^T d(grad L) in whatever else L depends on: shared weights and
-    lambda. Memory does not grow with the steps. u is found by conjugate gradients, which need
-    H + lambda I to be positive definite. At a minimum it is; where the steps have stopped short of
-    one it may not be, and ``curvature="ggn"`` then still gives a direction.
+    (equation 6) or, by default, its Gauss-Newton part, and -(1/lambda) u^T d(grad L) in whatever
+    else L depends on: shared weights and lambda. Memory does not grow with the steps. u is found by
+    conjugate gradients, which need H + lambda I to be positive definite. At a minimum it is, and of
+    the Gauss-Newton part it always is; of the Hessian, where the steps have stopped short of a
+    minimum, it may not be.
 
     The gradient is wrong where the problem has not been solved: see ``diagnose``. A head under
     squared error is solved in closed form, and is ``Ridge`` at c lambda_ridge = lambda.
@@ -69,8 +70,8 @@ class IMaml:
         curvature: H of the outer gradient: ``"ggn"``, the generalised Gauss-Newton matrix, which
             is positive semi-definite, and exact where the outputs are linear in the block, for a
             loss whose ``factor`` is its Hessian; or ``"hessian"``, exact, of which H + lambda I may
-            be indefinite: the outer gradient of such a task is NaN, and training leaves it out. A
-            larger lambda helps.
+            be indefinite: the outer gradient of such a task is NaN, and training leaves it out, or
+            stops where these are more than ``max_skipped``. A larger lambda helps.
     """
 
     model: Model = MLP()

@@ -163,7 +163,7 @@ def table(method_name: str, task_name: str, task: Any, results: dict[str, Any]) 
                 f"{low:.3g} to {high:.3g}",
                 f"{seed['median']:.3g}",
             )
-    if any(lost := [seed["not_finite"] for seed in seeds]):
+    if any(lost := [seed.get("not_finite", 0) for seed in seeds]):
         each = ", ".join(f"{number:,}" for number in lost)
         of = ", by seed" if len(lost) > 1 else ""
         view.caption = f"tasks without a finite estimate, which leave no mean{of}: {each}"

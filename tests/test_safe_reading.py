@@ -24,7 +24,7 @@ from PIL import Image
 
 import lavajax
 from helpers import RELU, make_params, make_points
-from lavajax import frame, store
+from lavajax import frame, store, zarr
 from lavajax.datasets import air_quality, images, load_mini_imagenet, omniglot
 from lavajax.datasets import mini_imagenet as mini
 from test_air_quality import STATIONS, name_of
@@ -241,7 +241,7 @@ def test_what_a_stored_array_unpacks_to_is_known_from_its_blocks(kind, size, tmp
     pieces = [f for f in (tmp_path / "a" / "x").iterdir() if f.name != ".zarray"]
     assert kind != "noise" or len(pieces) == 1
     for piece in pieces:  # zeros may have none
-        assert size <= store.most_unpacked(piece.read_bytes()) <= size + 2**17
+        assert size <= zarr.most_unpacked(piece.read_bytes()) <= size + 2**17
 
 
 def test_arrays_of_next_to_no_bytes_are_refused_before_they_are_read(tmp_path, monkeypatch):

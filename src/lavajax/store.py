@@ -22,18 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from lavajax import disk
 from lavajax.extras import require
+from lavajax.zarr import BLOCK, Header, read_header
 
 FORMAT, VERSION = "lavajax", 2
 MANIFEST, RECORD, ARRAYS = "manifest.json", "config.json", "arrays"
 SMALL_BYTES = 2**30  # arrays of so many are read whatever their files have
 MOST_PACKED = 100  # larger ones take at most so many times their files: weights are hardly packed
 _HEADER, _OTHERS = ".zarray", ("zarr.json", "manifest.ocdbt")  # of our layout, and of all others
-_ZSTD_BLOCK = 2**17  # bytes that a packed block may have been
 _MOST_JSON = 2**26  # bytes; what is larger is not ours, and is not read
 _ROOM_BESIDE, _ROOM_OF_EACH = 2**18, 2**13  # bytes: of records, and the blocks of an array's files
 _TEMPORARY, _PREVIOUS = ".unfinished-", ".previous-"
@@ -261,55 +260,26 @@ def _check_stored(folder: Path, shapes: dict[str, tuple[tuple[int, ...], np.dtyp
     if extra := sorted(stored.keys() - shapes.keys() | strange):
         raise DamagedError(f"{folder} is damaged: it also holds {', '.join(extra[:5])}")
     for name, (shape, dtype) in shapes.items():
-        found, pieces, packed = _header(stored[name]) if name in stored else ("nothing", shape, 0)
-        if found != f"{shape} {dtype}":
-            raise DamagedError(f"{folder} is damaged: {name} is {shape} {dtype}, it holds {found}")
+        found = _header(stored[name]) if name in stored else None
+        if found is None or (found.shape, found.dtype) != (shape, dtype):
+            got = "nothing" if found is None else f"{found.shape} {found.dtype}"
+            raise DamagedError(f"{folder} is damaged: {name} is {shape} {dtype}, it holds {got}")
+        pieces = found.pieces
         if any(piece > max(size, 1) for piece, size in zip(pieces, shape, strict=True)):
             raise DamagedError(f"{folder} is damaged: {name} {shape} is in pieces of {pieces}")
-        if packed > math.prod(pieces) * dtype.itemsize + _ZSTD_BLOCK:
-            raise DamagedError(f"{folder} is damaged: {name} {shape} unpacks to {packed:,} bytes")
+        if found.unpacked > math.prod(pieces) * dtype.itemsize + BLOCK:
+            raise DamagedError(
+                f"{folder} is damaged: {name} {shape} unpacks to {found.unpacked:,} bytes"
+            )
 
 
-def _header(file: Path) -> tuple[str, tuple[int, ...], int]:
-    """Shape and dtype of a stored array, as text, the shape of its pieces, and the most bytes."""
+def _header(file: Path) -> Header:
+    """What the header of a stored array, and its pieces, say."""
+    pieces = (f for f in file.parent.iterdir() if f.is_file() and f.name != _HEADER)
     try:
-        entry = json.loads(read_small(file))
-        shape, pieces = (tuple(map(int, entry[key])) for key in ("shape", "chunks"))
-        if len(shape) != len(pieces):
-            raise ValueError("it has pieces of another rank")
-        if entry["compressor"]["id"] != "zstd" or entry.get("filters"):
-            raise ValueError(f"it is packed by {entry['compressor']}, {entry.get('filters')}")
-        chunks = (f for f in file.parent.iterdir() if f.is_file() and f.name != _HEADER)
-        return (
-            f"{shape} {jnp.dtype(entry['dtype'])}",
-            pieces,
-            max((most_unpacked(chunk.read_bytes()) for chunk in chunks), default=0),
-        )
+        return read_header(read_small(file), (piece.read_bytes() for piece in pieces))
     except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
         raise DamagedError(f"{file} is damaged: {error}") from None
-
-
-def most_unpacked(frame: bytes) -> int:
-    """The most bytes that a frame of Zstandard unpacks to, by the heads of its blocks (RFC 8878).
-
-    Raises:
-        ValueError: it is no single whole frame.
-    """
-    if frame[:4] != b"\x28\xb5\x2f\xfd":
-        raise ValueError("a piece is no frame of Zstandard")
-    flags, most, last = frame[4], 0, False
-    alone, size_flag = flags >> 5 & 1, flags >> 6
-    at = 5 + (not alone) + (0, 1, 2, 4)[flags & 3] + ((alone, 2, 4, 8)[size_flag])
-    while not last:
-        head = int.from_bytes(frame[at : at + 3], "little")
-        last, kind, size = bool(head & 1), head >> 1 & 3, head >> 3
-        most += size if kind < 2 else _ZSTD_BLOCK  # as it is; one byte, so often; packed
-        at += 3 + (1 if kind == 1 else size)
-        if at > len(frame):
-            raise ValueError("a piece ends early")
-    if at + 4 * (flags >> 2 & 1) != len(frame):
-        raise ValueError("a piece is no single frame of Zstandard")
-    return most
 
 
 def _checkpointer() -> Any:

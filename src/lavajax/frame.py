@@ -269,13 +269,13 @@ def _read_parquet(path: Path) -> Any:
                 )
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         columns = [g.column(i) for g in groups for i in range(g.num_columns)]
-        # Text of which each value is told by the one before has no such numbers.
-        told = {c.path_in_schema for c in columns if any("DELTA" in e for e in c.encodings)}
+        # Text of which each value is told by the one before cannot be read as such numbers.
+        deltas = {c.path_in_schema for c in columns if any("DELTA" in e for e in c.encodings)}
         # A number takes up to 8 bytes, however few it is encoded in.
         size = sum(max(g.total_byte_size, 8 * g.num_rows * g.num_columns) for g in groups)
         _check_unpacked(path, size)
     before, batches = pa.total_allocated_bytes(), []
-    with ParquetFile(path, read_dictionary=[name for name in texts if name not in told]) as file:
+    with ParquetFile(path, read_dictionary=[name for name in texts if name not in deltas]) as file:
         for batch in file.iter_batches(batch_size=4096):
             batches.append(batch)
             _check_unpacked(path, pa.total_allocated_bytes() - before)

@@ -66,6 +66,59 @@ def test_one_by_one_is_all_at_once(x64, name):
         assert_close(ours.epistemic, theirs.epistemic, 1e-8)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", ["lava, bayesian", "lava, error bars, map", "alpaca"])
+def test_what_was_adapted_is_followed_without_its_points(x64, name, masked):
+    """The posterior tells the sums, to which further points add, also after forgetting."""
+    method = METHODS[name]
+    mask = jnp.array([True, False] * 4) if masked else None
+    first, more, query = make_points(8, 2, mask=mask), make_points(5, 2, seed=1), make_points(4, 2)
+    params = make_params(method, first)
+    recalled = lj.online(params, lj.adapt(params, first))
+    absorbed = lj.online(params, first)
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-9), recalled, absorbed)
+    for forget in (1.0, 0.8):
+        one, other = (
+            lj.predict(params, lj.estimate(params, sums), query.x)
+            for sums in (
+                lj.update(params, each, more, forget=forget) for each in (recalled, absorbed)
+            )
+        )
+        assert_close(one.mean, other.mean, 1e-9)
+        assert_close(one.epistemic, other.epistemic, 1e-9)
+
+
+def test_no_support_is_recalled_as_none(x64):
+    params = make_params(METHODS["lava, bayesian"], make_points(3, 2))
+    nothing = lj.Points(jnp.zeros((0, 1)), jnp.zeros((0, 2)))
+    recalled = lj.online(params, lj.adapt(params, nothing))
+    jax.tree.map(lambda a, b: assert_close(a, b, 1e-12), recalled, lj.online(params))
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (lj.Lava(RELU), "tells them only for a head with inner_steps='map' and a noise"),
+        (BAYES, "tells them only for a head with inner_steps='map' and a noise"),
+        (lj.Ridge(RELU), "what Ridge adapted to does not tell them"),
+    ],
+)
+def test_what_does_not_tell_its_points_is_refused(method, message):
+    support = make_points(3, 2)
+    params = make_params(method, support)
+    with pytest.raises(ValueError, match=message):
+        lj.online(params, lj.adapt(params, support))
+
+
+def test_what_was_estimated_has_its_sums():
+    params = make_params(METHODS["alpaca"], make_points(3, 2))
+    with pytest.raises(ValueError, match="what estimate returned has its sums"):
+        lj.online(params, lj.estimate(params, lj.online(params)))
+    adapted = lj.adapt(params, make_points(3, 2))
+    with pytest.raises(ValueError, match="adapted must be of one task of this model"):
+        lj.online(params, dataclasses.replace(adapted, block=jnp.zeros(3)))
+
+
 @pytest.mark.parametrize("name", ["lava", "lava, error bars", "ridge", "alpaca"])
 def test_no_point_leaves_the_prior(x64, name):
     method = METHODS[name]

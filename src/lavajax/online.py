@@ -18,8 +18,15 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from lavajax.arguments import check_estimate, check_params, check_points, with_finite
+from lavajax.arguments import (
+    check_adapted,
+    check_estimate,
+    check_params,
+    check_points,
+    with_finite,
+)
 from lavajax.methods.base import Method, expected_params
+from lavajax.posterior import DensePosterior
 from lavajax.sums import Sums, add, followed
 from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec
 
@@ -33,23 +40,30 @@ class OnlineMethod(Protocol):
     def conclude(self, params: MetaParams, sums: Sums) -> Adapted:
         """What ``adapt`` gives for all points that are in the sums."""
 
+    def recall(self, params: MetaParams, adapted: Adapted) -> Sums:
+        """The sums of the points that ``adapt`` was given; of methods with a posterior."""
 
-def online(params: MetaParams, support: Points | tuple[Any, Any] | None = None) -> Sums:
+
+def online(params: MetaParams, support: Points | tuple[Any, Any] | Adapted | None = None) -> Sums:
     """Begins to follow a task.
 
     Args:
         params: meta-parameters of a method with a linear head in closed form, such as ``Lava()``.
-        support: the first points, as for ``adapt``; None without any.
+        support: the first points, as for ``adapt``; None without any. Or what ``adapt`` gave for
+            them, where its posterior tells the rest: of ``lava_bayesian()`` and ``Alpaca()``.
 
     Returns:
         Their sums, for ``update`` and ``estimate``.
 
     Raises:
-        ValueError: the method cannot adapt on-line, or the points are not those of the model.
+        ValueError: the method cannot adapt on-line, or the points are not those of the model; or
+            what was adapted does not tell its points.
     """
     _check_method(params)
     if support is None:
         return _absorb(params.standardised, _no_points(params.spec))
+    if isinstance(support, Adapted):
+        return _recall(params.standardised, _check_recalled(params, support))
     return _absorb(params.standardised, check_points(params, support))
 
 
@@ -91,6 +105,7 @@ def estimate(params: MetaParams, sums: Sums) -> Adapted:
 
 
 _absorb = jax.jit(lambda params, points: followed(params.method.absorb(params, points)))
+_recall = jax.jit(lambda params, adapted: followed(params.method.recall(params, adapted)))
 _conclude = jax.jit(lambda params, sums: with_finite(params.method.conclude(params, sums)))
 
 
@@ -114,6 +129,20 @@ def _check_method(params: MetaParams) -> OnlineMethod:
             "layer or group normalisation"
         )
     return method
+
+
+def _check_recalled(params: MetaParams, adapted: Adapted) -> Adapted:
+    if not callable(getattr(params.method, "recall", None)):
+        raise ValueError(
+            f"support must be the points themselves: what {type(params.method).__name__} adapted "
+            "to does not tell them; lava_bayesian() and Alpaca() keep them in a posterior"
+        )
+    check_adapted(params, adapted)
+    if isinstance(adapted.posterior, DensePosterior):
+        raise ValueError(
+            "support must be what adapt returned, or points; what estimate returned has its sums"
+        )
+    return adapted
 
 
 def _check_sums(params: MetaParams, sums: Any) -> None:

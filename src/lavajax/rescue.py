@@ -80,10 +80,11 @@ def is_sound(tree: PyTree, like: Array) -> Array:
     return jax.vmap(all_finite)(tree) if like.ndim else all_finite(tree)
 
 
-def spoiled(before: TrainState, after: TrainState, metrics: dict[str, Array]) -> bool:
+@jax.jit
+def spoiled(before: TrainState, after: TrainState, metrics: dict[str, Array]) -> Array:
     """Whether a run, or a seed, that was sound has become NaN or infinite, in state or metrics."""
     sound = is_sound(before.params, before.step)
-    return bool(np.any(np.asarray(sound & ~is_sound((after, metrics), after.step))))
+    return jnp.any(sound & ~is_sound((after, metrics), after.step))
 
 
 def run_carefully(

@@ -81,6 +81,23 @@ def sums_of(z: Array, steps: Array, extra: Array, weight: Array) -> Sums:
     )
 
 
+def sums_behind(z: Array, move: Array, ridge: Array | float) -> Sums:
+    """The sums of points that an estimate came from, where those of its plain steps are 0.
+
+    Args:
+        z: features ``[N, P]``; 0 for padding.
+        move: the estimate, from the prior, ``[P, k]``: that of ``solve_head``.
+        ridge: of its system.
+    """
+    gram = linalg.matmul(z.T, z)
+    return Sums(
+        features=gram,
+        curved=linalg.matmul(gram, move) + ridge * move,
+        steps=jnp.zeros_like(move),
+        count=jnp.sum(jnp.any(z != 0, axis=-1), dtype=z.dtype),
+    )
+
+
 def solve_head(prior: Array, sums: Sums, ridge: Array | float, share: Array | float) -> Array:
     """W_0 + (sum z z^T + ridge I)^-1 (curved + share steps), ``[P, k]``."""
     system = linalg.add_diagonal(sums.features, linalg.above_rounding(ridge, sums.features))

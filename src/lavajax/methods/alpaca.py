@@ -7,6 +7,7 @@ import math
 from typing import ClassVar, Literal
 
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 
 from lavajax import kernels, linalg, validate
 from lavajax.losses import Loss, SquaredError
@@ -25,7 +26,7 @@ from lavajax.models.mlp import MLP
 from lavajax.outer import gradient_step, no_memory
 from lavajax.posterior import DensePosterior, Posterior
 from lavajax.subspace import Head
-from lavajax.sums import Sums, solve_head, sums_of
+from lavajax.sums import Sums, solve_head, sums_behind, sums_of
 from lavajax.types import Adapted, Array, MetaParams, Points, Prediction
 
 
@@ -122,6 +123,12 @@ class Alpaca:
         move = solve_head(jnp.zeros_like(sums.curved), sums, 1.0, 0.0)
         one = jnp.ones((), sums.features.dtype)
         return Adapted(self._moved(params, move), DensePosterior.of(sums.features, one))
+
+    def recall(self, params: MetaParams, adapted: Adapted) -> Sums:
+        """The sums of the points that ``adapted`` came from."""
+        moved = adapted.block - prior_of(self, params).block
+        move = solve_triangular(self._factor(params), moved, lower=True)
+        return sums_behind(adapted.posterior.rows, move, 1.0)
 
     def predict(
         self, params: MetaParams, adapted: Adapted, x: Array, *, mask: Array | None = None

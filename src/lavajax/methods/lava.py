@@ -25,7 +25,7 @@ from lavajax.methods.base import (
 )
 from lavajax.methods.gaussian_head import head_features, predict_head, sample_head
 from lavajax.methods.lava_general import adapt_general, diagnose, loss
-from lavajax.methods.lava_head import absorb, adapt_head, conclude
+from lavajax.methods.lava_head import absorb, adapt_head, conclude, recall
 from lavajax.methods.noise import learned_noise, noise_variance
 from lavajax.models.base import Model
 from lavajax.models.mlp import MLP
@@ -275,6 +275,7 @@ class Lava:
 
     absorb = absorb
     conclude = conclude
+    recall = recall
     diagnose = diagnose
     loss = loss
     memory = no_memory

@@ -14,7 +14,7 @@ from lavajax.methods.base import bind_support, inner_rate, prior_of
 from lavajax.methods.head import AtHead, at_head
 from lavajax.posterior import DensePosterior
 from lavajax.subspace import Bound
-from lavajax.sums import Sums, solve_head, sums_of
+from lavajax.sums import Sums, solve_head, sums_behind, sums_of
 from lavajax.types import Adapted, Array, MetaParams, Points
 
 if TYPE_CHECKING:
@@ -66,6 +66,23 @@ def conclude(method: Lava, params: MetaParams, sums: Sums) -> Adapted:
     if method.noise is None:
         return Adapted(block)
     return Adapted(block, DensePosterior.of(sums.features / ridge, 1 / ridge))
+
+
+def recall(method: Lava, params: MetaParams, adapted: Adapted) -> Sums:
+    """The sums of the points that ``adapted`` came from.
+
+    Raises:
+        ValueError: it does not tell them: other steps than ``"map"`` count for less the more points
+            there are, and without a noise nothing of the points is kept.
+    """
+    if not (method.closed_form and method.inner_steps == "map" and method.noise is not None):
+        raise ValueError(
+            "support must be the points themselves: what Lava adapted to tells them only for a "
+            f"head with inner_steps='map' and a noise, such as lava_bayesian(); got {method!r}"
+        )
+    posterior, prior = adapted.posterior, prior_of(method, params).block
+    z = posterior.rows / jnp.sqrt(posterior.prior)
+    return sums_behind(z, adapted.block - prior, 1 / posterior.prior)
 
 
 def _head_steps(method: Lava, params: MetaParams, at: AtHead) -> tuple[Array, Array]:

@@ -42,8 +42,11 @@ def not_finite(method: Method, params: MetaParams, expect: BatchExpectation) -> 
 
 def all_finite(tree: PyTree) -> Array:
     """Whether no floating leaf has a NaN or an infinity, a boolean scalar."""
-    leaves = [a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.inexact)]
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in leaves]))
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(a)) for a in _inexact(tree)]))
+
+
+def _inexact(tree: PyTree) -> list[Array]:
+    return [a for a in jax.tree.leaves(tree) if jnp.issubdtype(a.dtype, jnp.inexact)]
 
 
 def careful_step(
@@ -74,17 +77,21 @@ def careful_step(
     return new, metrics, bad
 
 
-@jax.jit
-def is_sound(tree: PyTree, like: Array) -> Array:
-    """Whether all is finite, of each seed where ``like`` has an axis of them."""
-    return jax.vmap(all_finite)(tree) if like.ndim else all_finite(tree)
+def is_sound(tree: PyTree, like: Array) -> np.ndarray:
+    """Whether all is finite, of each seed where ``like`` has an axis of them.
+
+    By NumPy, once in a chunk: a compiled form takes longer to compile than all chunks to look at.
+    """
+    sound = np.ones(like.shape, bool)
+    for leaf in _inexact(tree):
+        sound &= np.isfinite(np.asarray(leaf)).reshape(*like.shape, -1).all(axis=-1)
+    return sound
 
 
-@jax.jit
-def spoiled(before: TrainState, after: TrainState, metrics: dict[str, Array]) -> Array:
+def spoiled(before: TrainState, after: TrainState, metrics: dict[str, Array]) -> bool:
     """Whether a run, or a seed, that was sound has become NaN or infinite, in state or metrics."""
     sound = is_sound(before.params, before.step)
-    return jnp.any(sound & ~is_sound((after, metrics), after.step))
+    return bool(np.any(sound & ~is_sound((after, metrics), after.step)))
 
 
 def run_carefully(
@@ -114,7 +121,7 @@ def run_carefully(
     first = int(np.max(state.step))
     total: dict[str, np.ndarray] = {}
     skipped: list[tuple[int, ...]] = []
-    lost = ~np.asarray(is_sound(state.params, state.step))
+    lost = ~is_sound(state.params, state.step)
     left_out = np.zeros(lost.shape, int)
     known = np.zeros(lost.shape, int)
     for number in range(first, first + length):

@@ -327,7 +327,7 @@ def test_columns_of_lists_are_refused_and_other_kinds_are_read(tmp_path):
     rows.iloc[:0].to_parquet(tmp_path / "none.parquet")
     assert list(reading.read(tmp_path / "none.parquet", ("n",)).columns) == list(rows.columns)
     rows.assign(several=[[1], [2, 3]]).to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match=r"column 'several' is of list.*leave it out"):
+    with pytest.raises(ValueError, match=r"column 'several' of .* is of list.*leave it out"):
         reading.read(tmp_path / "t.parquet", ("n",))
 
 

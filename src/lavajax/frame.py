@@ -176,10 +176,10 @@ def read(path: str | Path, names: tuple[str, ...], groups: tuple[str, ...] = ())
     wanted = (*groups, *names)
     try:
         if name.endswith((".parquet", ".pq")):
-            require("pyarrow", "data", "reading a Parquet file")
+            pyarrow = require("pyarrow", "data", "reading a Parquet file")
             try:
                 table = _read_parquet(path)
-            except ValueError as error:
+            except pyarrow.ArrowException as error:
                 raise ValueError(
                     f"data must be a Parquet file that can be read, {path} is not: {error}"
                 ) from None
@@ -242,8 +242,9 @@ def _read_parquet(path: Path) -> Any:
     as numbers of its values, which may be in the file so, and what memory it takes is watched.
 
     Raises:
-        ValueError: it is none, unpacks to more than ``MOST_BYTES``, or has a column of lists and
+        ValueError: it unpacks to more than ``MOST_BYTES``, or has a column of lists and
             the like.
+        pyarrow.ArrowException: it is no Parquet file.
     """
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
@@ -265,7 +266,8 @@ def _read_parquet(path: Path) -> Any:
         for name, kind in fields.items():
             if not is_text(kind) and not is_plain(kind):
                 raise ValueError(
-                    f"column {name!r} is of {kind}: leave it out, or make it numbers, text or dates"
+                    f"data must have columns of numbers, text or dates, column {name!r} of {path} "
+                    f"is of {kind}: leave it out, or make it one of these"
                 )
         groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
         columns = [g.column(i) for g in groups for i in range(g.num_columns)]

@@ -113,7 +113,7 @@ def import_seconds(imports: Sequence[str], repeats: int) -> list[float]:
 def _import_seconds(code: str) -> float:
     script = f"import time; begun = time.process_time(); {code}; print(time.process_time() - begun)"
     done = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+        [sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True
     )
     return float(done.stdout)
 

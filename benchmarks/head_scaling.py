@@ -172,7 +172,7 @@ def draw(found: dict[str, Any], settings: Settings, path: Path) -> None:
     line(right, found["few points"], "o-", figures.VERMILION, shown)
     if literal := [(p, time) for p, _, time in found["literal"] if time is not None]:
         shown = f"literal: time ~ P^{power['literal']:.1f}" if "literal" in power else "literal"
-        line(right, literal, "D-", figures.GREEN, shown)
+        line(right, literal, "s--", figures.VERMILION, shown)
     right.axvline(found["literal"][-1][0], color=figures.GREY, ls=":", lw=1)
     right.set_xlabel(f"features P, with N = {settings.points} points")
     for axis in (left, right):

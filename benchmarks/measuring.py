@@ -72,6 +72,16 @@ class _Quick(argparse.Action):
             namespace.out = Path("runs/benchmarks_quick")
 
 
+class Part(argparse.Action):
+    """Stores an option that measures a part, and keeps it away from the whole that is published."""
+
+    def __call__(self, _parser: Any, namespace: Any, values: Any, *_: Any) -> None:
+        """As the parser calls it."""
+        setattr(namespace, self.dest, values)
+        if namespace.out == RESULTS:
+            namespace.out = Path("runs/benchmarks_part")
+
+
 def options(description: str) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])

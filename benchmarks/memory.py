@@ -134,8 +134,9 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Compiles at every width, and writes the results."""
     parser = measuring.options(__doc__)
-    parser.add_argument("--meta-batch", type=int, default=10, help="tasks, B")
-    parser.add_argument("--shots", type=int, default=10, help="support points, N")
+    part: dict[str, Any] = {"type": int, "default": 10, "action": measuring.Part}
+    parser.add_argument("--meta-batch", help="tasks, B", **part)
+    parser.add_argument("--shots", help="support points, N", **part)
     args = parser.parse_args()
     tasks = lavajax.Sine(shots=args.shots)
     widths = (16, 32) if args.quick else (64, 128, 256, 512, 1024)

@@ -43,7 +43,7 @@ CLOSED, COMPILED = "PyTorch, closed form", "PyTorch, closed form, torch.compile"
 FULL, LOOP = "PyTorch, torch.func Hessians", "PyTorch, higher, loop over tasks"
 LOOKS = {
     OURS: (figures.VERMILION, "o"),
-    NAIVE: (figures.ORANGE, "s"),
+    NAIVE: (figures.VERMILION, "s"),
     CLOSED: (figures.BLUE, "^"),
     COMPILED: (figures.SKY, "v"),
     FULL: (figures.GREEN, "D"),
@@ -216,7 +216,8 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         here = [row for row in rows if row["name"] == name]
         if here:
             x, y = [row["meta_batch"] for row in here], [row["ms"] for row in here]
-            axis.plot(x, y, f"{marker}-", color=colour, ms=5, label=name)
+            dashes = "--" if name == NAIVE else "-"
+            axis.plot(x, y, marker, ls=dashes, color=colour, ms=5, label=name)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_xlabel("tasks in a training step")

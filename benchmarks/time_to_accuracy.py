@@ -86,7 +86,7 @@ def fresh(settings: dict[str, Any]) -> dict[str, Any]:
     """A run in a process of its own: its scores, and its seconds without those of the import."""
     begun = time.time()
     line = [sys.executable, str(Path(__file__).resolve()), "--run", json.dumps(settings)]
-    found = subprocess.run(line, check=True, capture_output=True, text=True).stdout
+    found = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True).stdout
     run = json.loads(found.splitlines()[-1])
     run["seconds"] = run.pop("ended") - begun - run["import_seconds"]
     return run

@@ -37,8 +37,10 @@ import tyro
 
 from files import whole
 from folder import CONFIG, read_json
+from lavajax.tasks.table import group_name
 from options import Settings, Variant, split_names
 from run import split_seeds
+from unseen import was_trained_on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +155,8 @@ def adapt(options: Options) -> str:
         f"adapted to {support.sum():,} rows of {options.group_value}, "
         f"{asked.sum():,} predicted in {options.out}"
     ]
+    if was_trained_on(options.checkpoint, group_name(split_names(options.group_value))):
+        lines.append("the model was trained on this group, or chosen by it: it is not unseen")
     if skipped := int((~complete).sum()):
         lines.append(f"left out, {skipped:,}: rows in which one of {', '.join(x_names)} is missing")
     known = (labelled & ~support)[asked]

@@ -10,6 +10,7 @@ from typing import Any
 
 from files import write_whole
 from lavajax import disk
+from lavajax.store import DamagedError
 
 
 class Cells:
@@ -30,16 +31,25 @@ class Cells:
             name: of the result.
             key: all that it depends on.
             whatever: an entry of the key that may be anything.
+
+        Raises:
+            DamagedError: its file cannot be read.
         """
         file = self._file(name)
         if not file.exists():
             return None
-        record = json.loads(file.read_text())
-        found, wanted = record["key"], json.loads(json.dumps(key))
+        try:
+            record = json.loads(file.read_text())
+            found, result = record["key"], record["result"]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise DamagedError(
+                f"{file} is damaged, and is no result: remove it, or bring it back ({error!r})"
+            ) from None
+        wanted = json.loads(json.dumps(key))
         if whatever is not None:
             for each in (found, wanted):
                 each.pop(whatever, None)
-        return record["result"] if found == wanted else None
+        return result if found == wanted else None
 
     def put(self, name: str, key: Any, result: Any) -> None:
         """Keeps a result, whole or not at all.

@@ -25,6 +25,8 @@ GREY = "#777777"
 # A method has the same colour and dashes everywhere; relatives share a colour.
 _SHORT, _LONG = (0, (1, 3)), (0, (5, 1, 1, 1, 1, 1))
 LOOKS: dict[str, tuple[str, Any]] = {
+    "LAVA": (VERMILION, "-"),
+    "LAVA, literal": (VERMILION, "--"),
     "LAVA, the paper's setting": (VERMILION, "-"),
     "LAVA, learned epsilon": (VERMILION, "--"),
     "LAVA, converged": (VERMILION, ":"),

@@ -28,6 +28,8 @@ except ModuleNotFoundError:  # Windows: two runs on one folder are not told apar
 
 CONFIG, METRICS, RESULTS, LOCK = "config.json", "metrics.jsonl", "results.json", ".lock"
 GROUPS = "groups.json"
+OWN = frozenset({"task_name", "method_name", "run"})
+"""Entries by which the configuration of a run is known."""
 TENSORBOARD = "tensorboard"
 TASKS_FIGURE, LEARNING_FIGURE = "tasks.png", "learning.png"
 
@@ -60,9 +62,11 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path)._locked()
         found = {p.name for p in path.iterdir() if not p.name.endswith(UNFINISHED)} - {LOCK}
-        if found and not (overwrite and CONFIG in found):
+        if found and not (overwrite and _is_run(path)):
             folder.__exit__()
             hint = "--resume goes on with a run, --overwrite replaces one"
+            if overwrite:
+                hint = "what it holds is not the run of run.py that --overwrite replaces"
             raise ValueError(f"--out must be a new or empty folder, {path} is in use; {hint}")
         if found:
             folder._clear()
@@ -170,6 +174,15 @@ def read_json(file: Path) -> Any:
         raise
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: {error}") from None
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a folder has the configuration of a run: others have files of that name too."""
+    try:
+        found = read_json(path / CONFIG)
+    except (ValueError, OSError):
+        return False
+    return isinstance(found, dict) and found.keys() >= OWN
 
 
 def _new_under(parent: Path, name: str) -> RunFolder:

@@ -50,6 +50,7 @@ from items import (
     variance,
 )
 from lavajax import disk
+from lavajax.store import DamagedError
 from protocols import HEADLINE, QUICK, Scale
 from works import Clock, Folders, Item, Work
 
@@ -58,11 +59,11 @@ ITEMS: dict[str, Item] = {
     "sine": sine_table,
     "published": published,
     "systems": systems_table,
+    "rollouts": rollouts,
     "air": air_table,
     "stations": stations,
     "radio": radio_table,
     "omniglot": omniglot_table,
-    "rollouts": rollouts,
     "overlap": overlap,
     "geometry": geometry,
     "variance": variance,
@@ -73,6 +74,15 @@ ITEMS: dict[str, Item] = {
     "tracking": tracking,
     "qualitative": qualitative,
 }
+GLOSSARY = """\
+N labelled points of a task, the support, adapt a model; M others, the query, judge it. S: inner
+steps, of adaptation. Rate: the learning rate of training, the outer one; clip: the bound on the
+norm of its gradient. C: numbers of a context, the part of a network that adapts beside its head.
+H_i: the curvature of the loss of point i. NLL: the negative log density of a target, the mean over
+them, in nats. CRPS, the continuous ranked probability score, and mean σ, the predicted standard
+deviation, are in the units of the targets. ±: the standard deviation over seeds, where nothing else
+is said."""
+MADE_BY = "All of it is made by `python experiments/paper.py"
 FULL_DISK = 74
 """How a cell's process ends that could not keep its result: EX_IOERR of sysexits.h."""
 
@@ -113,8 +123,16 @@ def parse() -> argparse.Namespace:
         parser.error(f"give --all, or items of {', '.join(ITEMS)}")
     if args.workers is not None and args.workers < 1:
         parser.error(f"--workers must be at least 1, got {args.workers}")
-    if args.quick and args.results and args.results.resolve() == ROOT / "results":
+    results = args.results and args.results.resolve()
+    if args.quick and results == ROOT / "results":
         parser.error("--quick is of tiny runs, which must not replace the results of whole ones")
+    if results and results.parent == ROOT and results != ROOT / "results":
+        parser.error(
+            "--results must not be beside the RESULTS.md of results/, which would be replaced; "
+            f"got {args.results}"
+        )
+    if args.data and not args.data.is_dir():
+        parser.error(f"--data must be a folder of published files, {args.data} is none")
     if args.only_time and args.no_time:
         parser.error("--only-time and --no-time leave nothing to do")
     return args
@@ -124,12 +142,18 @@ def main() -> int:
     """Runs the command line.
 
     Returns:
-        0; 1 where a cell failed, or nothing could be written any more; 2 where no cell has such a
-        name, 130 where it was stopped.
+        0; 1 where a cell failed or is damaged, an item that was named has none without published
+        files, or nothing could be written any more; 2 where no cell has such a name, 130 where it
+        was stopped.
     """
     args = parse()
     try:
         return make(args)
+    except DamagedError as error:
+        if args.cell:
+            raise
+        print(f"error: {error}")
+        return 1
     except OSError as error:
         full = error.errno in disk.FULL
         if args.cell and not full:
@@ -144,12 +168,18 @@ def make(args: argparse.Namespace) -> int:
     Raises:
         OSError: the disk is full: what further cells compute could not be kept; or RESULTS.md or
             the folder of logs cannot be written.
+        DamagedError: a cell cannot be read, or RESULTS.md is another's.
     """
     scale = Scale(
         QUICK if args.quick else HEADLINE, args.extended, args.quick, times=not args.no_time
     )
     work = args.work or Path("runs/paper_quick" if args.quick else "runs/paper")
     results = args.results or (work / "results" if args.quick else ROOT / "results")
+    page = results.parent / "RESULTS.md"
+    if page.exists() and MADE_BY not in page.read_text():
+        raise DamagedError(
+            f"{page} is not one of ours, and would be replaced: give another --results"
+        )
     folders = Folders(results.absolute(), work.absolute(), args.data and args.data.absolute())
     chosen = list(ITEMS) if args.all else args.items
     works = with_needed([each for name in chosen for each in ITEMS[name].works(scale)])
@@ -169,6 +199,8 @@ def make(args: argparse.Namespace) -> int:
         print(f"left out: {', '.join(items)}, for want of {data}, {where}", flush=True)
     works = [each for each in works if folders.has(each.data)]
     failed: list[str] = []
+    if not works and not args.render:  # all that was named wants published files
+        return 1
     try:
         if not args.render:
             workers = args.workers or (1 if args.quick else os.cpu_count() or 1)
@@ -176,28 +208,45 @@ def make(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here")
         return 130
-    everything = Scale(scale.protocol, extended=True, quick=scale.quick, times=True)
-    sections = []
-    for name, item in ITEMS.items():
-        try:
-            sections.append(item.render(everything, folders))
-        except Exception:  # the other sections are written all the same
-            traceback.print_exc()
-            failed.append(f"rendering of {name}")
-    how = "--quick" if args.quick else "--extended"
-    command = f"python experiments/paper.py --all {how} --data FOLDER"
-    of_data = {each.data for item in ITEMS.values() for each in item.works(everything) if each.data}
-    head = [
-        "# Results",
-        f"All of it is made by `{command}`, or item by item; see `--help`. FOLDER holds the "
-        f"published files, {' and '.join(f'`{path}`' for path in sorted(of_data))}.",
-    ]
-    with disk.writing(results.parent):
-        results.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(results.parent / "RESULTS.md", "\n\n".join([*head, *filter(None, sections)]) + "\n")
+    failed += render(scale, folders, page, quick=args.quick)
     for each in failed:
         print(f"error: {each} failed")
     return 1 if failed else 0
+
+
+def render(scale: Scale, folders: Folders, page: Path, *, quick: bool) -> list[str]:
+    """Draws what is there, and writes RESULTS.md where every section can be made.
+
+    Returns:
+        What failed.
+
+    Raises:
+        DamagedError: a cell cannot be read.
+    """
+    everything = Scale(scale.protocol, extended=True, quick=quick, times=True)
+    sections, failed = [], list[str]()
+    for name, item in ITEMS.items():
+        try:
+            sections.append(item.render(everything, folders))
+        except DamagedError:
+            raise
+        except Exception:  # the other figures are drawn all the same
+            traceback.print_exc()
+            failed.append(f"rendering of {name}")
+    if failed:
+        return failed  # a page that lacks a section replaces none
+    how = "--quick" if quick else "--extended"
+    of_data = {each.data for item in ITEMS.values() for each in item.works(everything) if each.data}
+    head = [
+        "# Results",
+        f"{MADE_BY} --all {how} --data FOLDER`, or item by item; see `--help`. FOLDER holds the "
+        f"published files, {' and '.join(f'`{path}`' for path in sorted(of_data))}.",
+        GLOSSARY,
+    ]
+    with disk.writing(page.parent):
+        page.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(page, "\n\n".join([*head, *filter(None, sections)]) + "\n")
+    return []
 
 
 def with_needed(works: list[Work]) -> list[Work]:

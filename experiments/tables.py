@@ -75,6 +75,12 @@ class Table:
         seeds, what = self.found[name, column]["seeds"], what or self.metric
         return np.array([np.nan if s[self.metric] is None else s[what] for s in seeds])
 
+    def _spread(self, name: str, column: str, what: str | None = None) -> str:
+        """Mean and standard deviation over seeds, or how many of them have none, and why."""
+        lost = [s for s in self.found[name, column]["seeds"] if s[self.metric] is None]
+        trained = bool(lost) and not any(s.get("diverged", True) for s in lost)
+        return spread(self.errors(name, column, what), "not finite" if trained else "diverged")
+
     def references(self, test_tasks: int) -> dict[str, Work]:
         """Errors of predictors that need no meta-learning, by column."""
         return {
@@ -111,11 +117,11 @@ class Table:
             value = paper_value(self.columns[column], row.method)
             beside = "" if value is None or not row.paper or what is not None else f" ({value:g})"
             there = (row.name, column) in self.found
-            return (spread(self.errors(row.name, column, what)) if there else "") + beside
+            return (self._spread(row.name, column, what) if there else "") + beside
 
         if timed is None:
             return self.show("method", show)
-        times = {"ms a step": "step_ms", "us a task": "task_us"}
+        times = {"ms a step": "step_ms", "µs a task": "task_us"}
 
         def show_time(row: Row, column: str) -> str:
             known = self.found.get((row.name, timed), {}).get("times") or {}
@@ -129,6 +135,9 @@ class Table:
         def show(row: Row, column: str) -> str:
             if (row.name, column) not in self.found:
                 return ""
+            validation = self.found[row.name, column].get("validation", {})
+            if validation and all(value is None for value in validation.values()):
+                return "none trained"
             chosen = self.found[row.name, column]["chosen"]
             steps = f"S = {chosen['inner_steps']}, " if row.searched else ""
             clip = f", clip {chosen['clip']:g}" if "clip" in chosen else ""
@@ -181,8 +190,8 @@ class Table:
 
         Means and standard deviations over seeds; a ratio of errors above 1 says that LAVA is lower,
         a difference of accuracies below 0 that it is higher. The best are those of the test errors.
-        Methods of which a seed has diverged are left out, and named, and so are rows with a setting
-        chosen by hand.
+        Methods of which a seed has no finite error are left out, and named, and so are rows with a
+        setting chosen by hand.
         """
         papers = {row.name for row in self.rows if row.paper}
         by_hand = {row.name for row in self.rows if row.by_hand}
@@ -214,16 +223,18 @@ class Table:
             if lava and len(others) > len(rivals):
                 best = self._best(lava)
                 parts.append(
-                    f"the best form of LAVA {spread(errors[best])} ({best}), the best of all "
-                    f"others {told(self._best(others), best)}"
+                    f"the best form of LAVA {spread(errors[best])} ({best}), the best of the "
+                    f"other rows {told(self._best(others), best)}"
                 )
             if parts and lost:
-                parts.append(f"left out, for seeds that diverged: {' and '.join(lost)}")
+                parts.append(f"left out, for seeds that are lost: {' and '.join(lost)}")
             if parts and (chosen := [name for name in there if name in by_hand]):
                 parts.append(f"left out, as chosen by hand: {' and '.join(chosen)}")
             if parts:
                 lines.append(f"- {column}: {'; '.join(parts)}.")
-        return "\n".join(lines)
+        if not lines:
+            return ""
+        return "\n".join(["The best are those of the errors above, on test tasks:", "", *lines])
 
     def sampling(self) -> str:
         """The standard error over test tasks of each column's best row, where any cells have it.
@@ -350,10 +361,10 @@ def _is_within_spread(one: np.ndarray, other: np.ndarray) -> bool:
     return bool(abs(one.mean() - other.mean()) < 2 * error)
 
 
-def spread(errors: np.ndarray) -> str:
-    """Mean ± standard deviation over seeds, or how many of them have diverged."""
+def spread(errors: np.ndarray, lost: str = "diverged") -> str:
+    """Mean ± standard deviation over seeds, or how many of them are lost."""
     if np.isnan(errors).any():
-        return f"diverged in {int(np.isnan(errors).sum())} of {len(errors)} seeds"
+        return f"{lost} in {int(np.isnan(errors).sum())} of {len(errors)} seeds"
     beside = f" ± {errors.std(ddof=1):.1g}" if len(errors) > 1 else ""
     return f"{errors.mean():.3g}{beside}"
 

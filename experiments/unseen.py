@@ -22,6 +22,13 @@ def groups_of(source: Any) -> dict[str, list[str]] | None:
     return None if table is None else {split: list(table.groups(split)) for split in SPLITS}
 
 
+def was_trained_on(run: Path, group: str) -> bool:
+    """Whether a run has learned, or chosen anything, from a group of its table."""
+    file = run / GROUPS
+    found = read_json(file) if file.is_file() else {}
+    return any(group in found.get(split, ()) for split in ("train", "validation"))
+
+
 def known_groups(run: Path, task: Any) -> Mapping[Split, Sequence[str]] | None:
     """The groups whose split is settled, for a run that is scored on a table.
 

@@ -202,7 +202,10 @@ def _firmness(scale: Scale, folders: Folders) -> str:
             parts.append(f"{row.name}'s {spelt(name)} at {chosen}, of {listed(values)}")
     if not parts:
         return ""
-    return f"Chosen by the density of validation tasks, where the prior starts: {'; '.join(parts)}."
+    return (
+        f"Chosen by the density of validation tasks, where the prior starts: {'; '.join(parts)}. "
+        "The other rows, DKT's Gaussian processes among them, choose the outer rate alone."
+    )
 
 
 def _table(corner: str, found: dict[str, Any], show: Any) -> str:

@@ -123,8 +123,9 @@ def render(scale: Scale, folders: Folders) -> str:
     return section(
         "## The space of contexts",
         f"Contexts of 2 numbers for three unseen sine waves with {SHOTS} points each, after "
-        f"{scale.protocol.steps:,} outer steps (one seed; test error {errors}). Colour: the sum "
-        "over points of the logarithm of the squared error, dark where all points fit. Cross: "
+        f"{scale.protocol.steps:,} outer steps (one seed; test error {errors}; both take one inner "
+        "step). Colour: the sum over points of the logarithm of the squared error, dark where all "
+        "points fit, in each panel from its least to its largest value. Cross: "
         "before adaptation; dots: one step on each point alone; diamond: the result. Ellipses: "
         "one standard deviation of each point's Gaussian, in its colour, which is long where the "
         "point says nothing.",

@@ -76,6 +76,7 @@ def draw(task: dict[str, Any], path: Path) -> None:
     middle, half = marks.mean(axis=0), 1.2 * np.ptp(marks, axis=0).max()
     right.set_xlim(middle[0] - half, middle[0] + half)
     right.set_ylim(middle[1] - half, middle[1] + half)
+    right.locator_params(nbins=4)
     right.set_xlabel("context, first")
     right.set_ylabel("context, second")
     figure.legend(loc="outside lower right", ncols=3)

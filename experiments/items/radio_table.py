@@ -69,7 +69,8 @@ def render(scale: Scale, folders: Folders) -> str:
         "generated, with noise of 20 to 30 dB on support and query, whose power, the last row, is "
         "the error of the signal itself. They stand in for RadioML 2018.01A, of which the LAVA "
         f"paper has {PAPER_RADIO['Lava']:g} for LAVA and {PAPER_RADIO['Anil']:g} for ANIL. The "
-        "last rows have no network: the Gaussian process has a Matérn-3/2 kernel, whose parameters "
+        "last rows have no network: linear interpolation between the labelled instants; the "
+        "Gaussian process has a Matérn-3/2 kernel, whose parameters "
         f"are fitted to training signals{process_note(scale.protocol.test_tasks)}; and the best "
         "linear predictor, by the second moments of training signals, is about what a head can "
         "come to. " + describe(scale.protocol),

@@ -161,9 +161,9 @@ def render(scale: Scale, folders: Folders) -> str:
         f"Root mean squared error of the state along trajectories of 0 to {TIME:g} in time, from "
         f"{STARTS} states of the query, up to where the true one leaves the training box: the "
         f"median over {some['trajectories'] // STARTS} unseen tasks, then the mean over "
-        "the seeds that have not diverged. The models are those of the table above; both fields "
-        "are integrated by an adaptive Runge-Kutta method of orders 4 and 5. Integrations that "
-        "failed before the true one left the box: "
+        "the seeds that have not diverged. The models are those of the table of dynamical systems; "
+        "both fields are integrated by an adaptive Runge-Kutta method of orders 4 and 5. "
+        "Integrations that failed before the true one left the box: "
         + (", ".join(failures) if failures else "none")
         + ".",
         "\n".join(lines),

@@ -29,13 +29,14 @@ _LOW: dict[str, Any] = {
     "ridge head": lavajax.Ridge(ridge_floor=_FLOOR),
 }
 ROWS = tuple(
-    dataclasses.replace(row, method=_LOW[row.name], by_hand=True) if row.name in _LOW else row
+    dataclasses.replace(row, method=_LOW[row.name]) if row.name in _LOW else row
     for row in COMPARED_ROWS
 )
 _EXCEPTIONS = (
     f"The learned regularisers of {' and '.join(_LOW)} stand above a floor of {_FLOOR:g} in place "
     f"of {lavajax.Lava().epsilon_floor:g}, which serves few points of a sine: the best of 1e-5, "
-    "5e-5 and 2e-4 on validation tasks of mass-spring, whose targets are exact. "
+    "5e-5 and 2e-4 on validation tasks of mass-spring, whose targets are exact. That of LAVA, "
+    f"Bayesian is {lavajax.lava_bayesian().epsilon_floor:g} everywhere. "
     f"At {' and '.join(CLIPS)}, whose meta-gradients have a norm of about 1,000, the bound on it "
     f"is chosen as the outer rate is, from {listed(next(iter(CLIPS.values())))}."
 )

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from lavajax import frame
-from lavajax.methods.base import Method, check_batch, expected_params, expected_points
+from lavajax.methods.base import Method, expected_params, expected_points
+from lavajax.methods.batch_norm import check_batch
 from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec
 
 
@@ -84,6 +85,10 @@ def check_points(params: MetaParams, support: Points | tuple[Any, Any]) -> Point
                 f"support.mask must have shape ({x.shape[0]},), one for each point, got "
                 f"{mask.shape}"
             )
+        if not isinstance(mask, jax.core.Tracer) and not np.isin(np.asarray(mask), (0, 1)).all():
+            raise ValueError(
+                f"support.mask must be booleans, True where a point is real, got {np.asarray(mask)}"
+            )
         mask = mask.astype(bool)
     _check_values(params, x, y, mask)
     return Points(x, y, mask)
@@ -148,9 +153,16 @@ def _names(params: MetaParams, part: Literal["x", "y"], argument: str) -> tuple[
 
 
 def _array(value: Any, name: str) -> Array:
+    """An array of what was given; integers that JAX's would not hold as numbers of ``float``."""
     try:
+        if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
+            value = np.asarray(value)
+            if value.dtype.kind in "iu" and value.size:
+                limits = np.iinfo(np.int32)
+                if value.min() < limits.min or value.max() > limits.max:
+                    value = value.astype(float)
         array = jnp.asarray(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{name} must be an array of numbers, got {error}") from None
     if name.endswith("x") and jnp.issubdtype(array.dtype, jnp.complexfloating):
         raise ValueError(

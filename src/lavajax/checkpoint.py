@@ -65,7 +65,8 @@ def load(
     Args:
         path: a saved model, or the folder of a run, whose newest whole checkpoint is loaded.
         model: the backbone, where the model was saved with a user's own, such as
-            ``Linen(module)``.
+            ``Linen(module)``; or the whole that it was a part of, such as
+            ``Correlated(Linen(module))``.
         loss: the loss of a point, likewise.
         method: the method, where it was a user's own.
 
@@ -298,7 +299,7 @@ def _method_of(record: Any, model: Any, loss: Any, method: Method | None) -> Met
     if method is not None:
         _check_same("method", record, to_json(method, describe=True))
         return method
-    given = {"model": model, "point_loss": loss}
+    given = {"model": _within(model, record.get("model")), "point_loss": loss}
     try:
         found = from_json(record, given)
     except MissingPartError as missing:
@@ -307,14 +308,23 @@ def _method_of(record: Any, model: Any, loss: Any, method: Method | None) -> Met
             f"{argument} must be given to load: the model was saved with {missing.description}, "
             f"which is not one of lavajax's own; load(path, {argument}=...)"
         ) from None
-    for name, value in given.items():
-        if value is not None and getattr(found, name, None) != value:
-            argument = "loss" if name == "point_loss" else name
+    for name, argument, value in (("model", "model", model), ("point_loss", "loss", loss)):
+        saved = getattr(found, name, None)
+        taken = name == "model" and value is _within(saved, record.get("model"))
+        if value is not None and saved != value and not taken:
             raise ValueError(
-                f"{argument} is saved as {getattr(found, name, None)!r} and need not be given, "
-                f"got {value!r}"
+                f"{argument} is saved as {saved!r} and need not be given, got {value!r}"
             )
     return found
+
+
+def _within(model: Any, record: Any) -> Any:
+    """What stands where a record has a user's own object, which another model may hold."""
+    while isinstance(record, dict) and "own" not in record and "model" in record:
+        if type(model).__name__ != record.get("class"):
+            break
+        model, record = model.model, record["model"]
+    return model
 
 
 def _check_same(name: str, saved: Any, given: Any) -> None:

@@ -14,9 +14,11 @@ import numpy as np
 
 from lavajax import gaussian, points
 from lavajax.arguments import check_params
-from lavajax.tasks.base import Split, TaskSource, check_source
+from lavajax.methods.batch_norm import check_batch
+from lavajax.tasks.base import Split, TaskSource, check_source, check_split, check_task
 from lavajax.types import Array, MetaParams, PyTree, Task
 from lavajax.units import Units
+from lavajax.validate import check_seed, whole
 
 _STREAM = 0x7E57
 
@@ -103,9 +105,9 @@ def evaluate(
             4 MiB of points, of which a network makes many times more: 13 of 100 Omniglot images.
 
     Raises:
-        ValueError: ``num_tasks`` is below 2 or ``batch`` below 1; params are not those of one seed;
-            the tasks are no source, or their points are not like those in training, or in other
-            units.
+        ValueError: ``num_tasks`` is below 2 or ``batch`` below 1, or ``seed`` not from 0 to
+            2^32 - 1; there is no such split; params are not those of one seed; the tasks are no
+            source, or their points are not like those in training, or in other units.
     """
     check_params(params)
     check_source(tasks)
@@ -119,13 +121,15 @@ def evaluate(
 
 def _example(tasks: TaskSource, split: Split) -> Task:
     """The shapes of a task."""
+    check_split(split)
     return jax.eval_shape(lambda key: tasks.sample(key, split), jax.random.key(0))
 
 
 def _check_fit(params: MetaParams, example: Task, units: Units | None) -> None:
     """Requires tasks of points like those that the parameters were made for."""
-    query = example.query
+    query = check_task(example).query
     found, spec = (query.x.shape[1:], query.y.shape[1:]), params.spec
+    check_batch(params, query.x, query.x.shape[0], "the query of tasks")
     if found != (spec.x_shape, spec.y_shape):
         raise ValueError(
             f"tasks must have points like those in training, inputs {spec.x_shape} and targets "
@@ -166,15 +170,15 @@ def score(
         The results as NumPy arrays, each with a leading axis ``[num_tasks]``.
 
     Raises:
-        ValueError: ``num_tasks`` is below 2 or ``batch`` below 1.
+        ValueError: ``num_tasks`` is below 2 or ``batch`` below 1, or ``seed`` not from 0 to
+            2^32 - 1; there is no such split; or the tasks are no source.
     """
     check_source(tasks)
-    if num_tasks < 2:
-        raise ValueError(f"num_tasks must be at least 2, for an interval, got {num_tasks}")
+    check_split(split)
+    num_tasks = whole("num_tasks", num_tasks, 2, ", for an interval")
     if batch is None:
         batch = _batch_size(_example(tasks, split))
-    if batch < 1:
-        raise ValueError(f"batch must be at least 1, got {batch}")
+    batch = whole("batch", batch, 1)
     if not isinstance(fn, jax.tree_util.Partial):
         fn = jax.tree_util.Partial(fn)
     keys = task_keys(seed, num_tasks)
@@ -193,8 +197,12 @@ def task_keys(seed: int, num_tasks: int) -> Array:
 
     They lie apart from those that a training run of the same seed splits and folds. Each is split
     in two: the first half draws the task, the second goes to ``fn``.
+
+    Raises:
+        ValueError: the seed is not from 0 to 2^32 - 1.
     """
-    return jax.random.split(jax.random.fold_in(jax.random.key(seed), _STREAM), num_tasks)
+    key = jax.random.key(check_seed(seed))
+    return jax.random.split(jax.random.fold_in(key, _STREAM), num_tasks)
 
 
 @partial(jax.jit, static_argnames=("split", "batch"))

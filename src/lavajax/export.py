@@ -13,11 +13,12 @@ from jax import export as jax_export
 from lavajax import api, disk, leaves, validate
 from lavajax.arguments import check_params
 from lavajax.extras import require
-from lavajax.store import unfinished
+from lavajax.store import Kind, unfinished
 from lavajax.types import Array, MetaParams, Points, PyTree
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 ADAPT, PREDICT = "adapt.jax", "predict.jax"
+_EXPORT = Kind("an export", frozenset({ADAPT, PREDICT}), frozenset({ADAPT, PREDICT}))
 
 
 def export(
@@ -71,11 +72,11 @@ def export(
     _check_offsets(params)
     path = Path(path).absolute()
     target = path.resolve()  # a link stays, and what it points to is replaced
-    _check_free(target, overwrite)
+    _EXPORT.check_free(target, overwrite)
     programs = _programs(params, shots, platforms)
     with disk.writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished(target, overwrite) as temporary:
+        with unfinished(target, overwrite, _EXPORT) as temporary:
             for name, program in programs.items():
                 (temporary / name).write_bytes(program)
     return path
@@ -93,15 +94,6 @@ def _check_offsets(params: MetaParams) -> None:
                     f"params must have units that float32 can tell apart: column {name} has a mean "
                     f"of {mean:g} and a standard deviation of {std:g}; train on it less its mean"
                 )
-
-
-def _check_free(path: Path, overwrite: bool) -> None:
-    if not path.exists():
-        return
-    if not overwrite:
-        raise ValueError(f"path must be new, {path} is in use; overwrite=True replaces an export")
-    if not path.is_dir() or {p.name for p in path.iterdir()} != {ADAPT, PREDICT}:
-        raise ValueError(f"path must be an export to be overwritten, {path} is something else")
 
 
 def _programs(

@@ -12,7 +12,7 @@ from lavajax.types import Array, Points
 def weights(points: Points, dtype: jnp.dtype | type = float) -> Array:
     """``[N]`` ones, zeros at padding."""
     dtype = jnp.result_type(dtype)
-    mask = jnp.ones(points.x.shape[0], dtype) if points.mask is None else points.mask
+    mask = jnp.ones(points.x.shape[0], bool) if points.mask is None else points.mask.astype(bool)
     return mask.astype(dtype) + varying_zero(points).astype(dtype)
 
 

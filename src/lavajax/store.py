@@ -8,6 +8,7 @@ reads a flipped byte as if it were data. Nothing here can carry code.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import hashlib
 import json
@@ -62,33 +63,79 @@ def write(
     checkpointer = _checkpointer()
     path = Path(path).resolve()  # a link stays, and what it points to is replaced
     with disk.writing(path):
-        _check_free(path, replace)
+        _SAVED.check_free(path, replace)
         path.parent.mkdir(parents=True, exist_ok=True)
         # Asked before: on a full disk Orbax fails in many threads at once, and loudly.
         needed = sum(array.nbytes + _ROOM_OF_EACH for array in arrays.values())
         disk.check_room(path.parent, needed + _ROOM_BESIDE)
-        with unfinished(path, replace) as temporary:
+        with unfinished(path, replace, _SAVED) as temporary:
             (temporary / RECORD).write_bytes((json.dumps(record, indent=1) + "\n").encode())
             full = {name: value for name, value in arrays.items() if value.size}
             _save_arrays(checkpointer, temporary / ARRAYS, full)  # Orbax has no arrays of size 0
             (temporary / MANIFEST).write_bytes(_manifest_text(temporary).encode())
 
 
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a folder is, that is replaced only by another of its kind.
+
+    Attributes:
+        name: with its article.
+        marks: the files without which it is none.
+        files: all that it may hold.
+    """
+
+    name: str
+    marks: frozenset[str]
+    files: frozenset[str]
+
+    def check_free(self, path: Path, replace: bool) -> None:
+        """Requires a path that is new, empty or, to ``replace``, of this kind and no more.
+
+        Raises:
+            ValueError: it is not; the message says what is there.
+        """
+        if not path.exists():
+            return
+        found = {p.name for p in path.iterdir()} if path.is_dir() else {path.name}
+        if not found:
+            return
+        if not replace:
+            raise ValueError(
+                f"path must be new, {path} is in use; overwrite=True replaces {self.name}"
+            )
+        if not path.is_dir() or not self.marks <= found:
+            raise ValueError(
+                f"path must be {self.name} to be overwritten, {path} is something else"
+            )
+        if foreign := sorted(found - self.files):
+            raise ValueError(
+                f"path must hold {self.name} alone to be overwritten, {path} also has "
+                f"{', '.join(foreign[:5])}"
+            )
+
+
+_SAVED = Kind("a saved model", frozenset({MANIFEST}), frozenset({MANIFEST, RECORD, ARRAYS}))
+
+
 @contextlib.contextmanager
-def unfinished(path: Path, replace: bool) -> Iterator[Path]:
+def unfinished(path: Path, replace: bool, kind: Kind) -> Iterator[Path]:
     """A new folder under a temporary name beside ``path``, and ``path`` at the end; or nothing.
 
     Args:
         path: what the folder becomes; no link.
         replace: put it in the place of an older one.
+        kind: what the older one must be, when the new one is whole.
 
     Raises:
-        ValueError: ``replace`` is False, and something has appeared at ``path`` meanwhile.
+        ValueError: something has appeared at ``path`` meanwhile that is not to be replaced.
     """
     temporary = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
     try:
         temporary.mkdir()
         yield temporary
+        if replace:
+            kind.check_free(path, replace)
         _move_in(temporary, path, replace)
     except BaseException:
         disk.remove(temporary)
@@ -107,23 +154,6 @@ def _save_arrays(checkpointer: Any, path: Path, arrays: dict[str, np.ndarray]) -
         raise plain from error
     finally:
         logger.setLevel(level)
-
-
-def _check_free(path: Path, replace: bool) -> None:
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return
-    if not replace:
-        raise ValueError(
-            f"path must be new, {path} is in use; overwrite=True replaces a saved model"
-        )
-    if not (path / MANIFEST).is_file():
-        raise ValueError(f"path must be a saved model to be overwritten, {path} is something else")
-    own = {MANIFEST, RECORD, ARRAYS}
-    if foreign := sorted(p.name for p in path.iterdir() if p.name not in own):
-        raise ValueError(
-            f"path must hold a saved model alone to be overwritten, {path} also has "
-            f"{', '.join(foreign[:5])}"
-        )
 
 
 def _move_in(temporary: Path, path: Path, replace: bool) -> None:

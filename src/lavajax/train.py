@@ -18,13 +18,14 @@ import optax
 
 from lavajax import leaves
 from lavajax.methods.base import Method
+from lavajax.methods.batch_norm import check_batch
 from lavajax.rescue import is_sound, left_out, run_carefully, spoiled
 from lavajax.sharding import give, local, replicate, task_mesh
 from lavajax.steps import run_chunk, step_with_care
-from lavajax.tasks.base import TaskSource, check_source
+from lavajax.tasks.base import TaskSource, check_source, check_task
 from lavajax.types import Array, MetaParams, PyTree, TrainState
 from lavajax.units import Units
-from lavajax.validate import whole
+from lavajax.validate import check_seed, whole
 from lavajax.watch import Watch
 
 
@@ -43,15 +44,14 @@ def outer_optimizer(
     Raises:
         ValueError: an argument is not positive, or the warm-up is not shorter than the run.
     """
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    if not 0 < rate < math.inf:
-        raise ValueError(f"rate must be a finite number above 0, got {rate}")
-    if not clip > 0:
-        raise ValueError(f"clip must be above 0, got {clip}")
+    steps = whole("steps", steps, 1)
+    if not isinstance(rate, numbers.Real) or not 0 < rate < math.inf:
+        raise ValueError(f"rate must be a finite number above 0, got {rate!r}")
+    if not isinstance(clip, numbers.Real) or not clip > 0:
+        raise ValueError(f"clip must be a number above 0, got {clip!r}")
     if warmup is None:
         warmup = min(1000, steps // 10)
-    if not 0 <= warmup < steps:
+    if not 0 <= whole("warmup", warmup, 0) < steps:
         raise ValueError(f"warmup must be at least 0 and below steps = {steps}, got {warmup}")
     schedule = optax.warmup_cosine_decay_schedule(0.0 if warmup else rate, rate, warmup, steps)
     return optax.chain(optax.clip_by_global_norm(clip), optax.adam(schedule))
@@ -101,7 +101,11 @@ class Trained:
     history: dict[str, np.ndarray]
 
     def seed(self, index: int) -> MetaParams:
-        """The meta-parameters of one of several seeds."""
+        """The meta-parameters of one of several seeds.
+
+        Raises:
+            ValueError: there is one alone, or ``index`` is not of one of them.
+        """
         if np.ndim(self.state.step) == 0:
             raise ValueError("seed() is for runs of several seeds: this one was trained alone")
         if not 0 <= index < len(self.state.step):
@@ -118,10 +122,15 @@ def init_state(
     tx: optax.GradientTransformation,
     key: Array,
 ) -> TrainState:
-    """The state at step 0 of a single run, for points like those of ``tasks``, in its units."""
+    """The state at step 0 of a single run, for points like those of ``tasks``, in its units.
+
+    Raises:
+        ValueError: what ``tasks`` samples is no task of points alike, or the method cannot take it.
+    """
     example_key, init_key, run_key = jax.random.split(key, 3)
-    example = tasks.sample(example_key, "train").support
-    params = method.init(init_key, example.x, example.y)
+    task = check_task(tasks.sample(example_key, "train"))
+    params = method.init(init_key, task.support.x, task.support.y)
+    check_batch(params, task.query.x, task.query.x.shape[0], "the query of tasks")
     params = dataclasses.replace(params, units=_units_of(tasks, params))
     return TrainState(
         params, tx.init(params.learned), method.memory(params), run_key, jnp.zeros((), jnp.int32)
@@ -154,11 +163,7 @@ def start_state(
     Raises:
         ValueError: a seed is no integer from 0 to 2^32 - 1: larger ones would repeat the others.
     """
-    last = 2**32 - (seeds or 1)
-    if not isinstance(seed, numbers.Integral) or not 0 <= seed <= last:
-        several = f" for the {seeds} seeds from it on" if seeds else ""
-        raise ValueError(f"seed must be an integer from 0 to {last}{several}, got {seed!r}")
-    seed = int(seed)
+    seed = check_seed(seed, seeds or 1)
     if seeds is None:
         return _start(tasks, jax.random.key(seed), method=method, tx=tx)
     keys = jnp.stack([jax.random.key(seed + i) for i in range(seeds)])
@@ -251,7 +256,7 @@ def train(
     if not 0 <= max_skipped <= 1:
         raise ValueError(f"max_skipped must be from 0 to 1, a share, got {max_skipped}")
     mesh = task_mesh(devices)
-    tx = outer_optimizer(steps) if optimizer is None else optimizer
+    tx = outer_optimizer(steps) if optimizer is None else _check_optimizer(optimizer)
     if state is None:
         state = start_state(method, tasks, tx, seed=seed, seeds=seeds)
     else:
@@ -303,6 +308,15 @@ def train(
             callback(Progress(done, steps, host, seconds, compile_seconds, here, omitted))
     stacked = {name: np.stack([h[name] for h in history]) for name in history[0]}
     return Trained(here.params, here, stacked)
+
+
+def _check_optimizer(given: Any) -> optax.GradientTransformation:
+    if isinstance(given, type) or not all(hasattr(given, name) for name in ("init", "update")):
+        raise ValueError(
+            "optimizer must be an optax.GradientTransformation, such as optax.adam(1e-3), got "
+            f"{given!r}"
+        )
+    return given
 
 
 def _counts(skipped: int | Sequence[int], shape: tuple[int, ...]) -> np.ndarray:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lavajax import validate
 from lavajax.types import Array, Points, Prediction
 
 
@@ -25,6 +26,10 @@ class Columns:
         mean: of each entry, in the user's units.
         std: standard deviation of each, likewise; above 0.
         names: of the entries, by which they are taken from a table; None where they have none.
+
+    Raises:
+        ValueError: a number is not finite, or a deviation not above 0; there are not as many of
+            all; or a name is none, or twice there.
     """
 
     mean: tuple[float, ...]
@@ -49,12 +54,11 @@ class Columns:
                 f"got {self.std}"
             )
         if self.names is not None:
-            names = tuple(self.names)
-            if len(names) != len(self.mean) or len(set(names)) != len(names):
+            validate.names(self, "names")
+            if len(self.names) != len(self.mean):
                 raise ValueError(
-                    f"Columns.names must be {len(self.mean)} different names, got {names}"
+                    f"Columns.names must be {len(self.mean)} different names, got {self.names}"
                 )
-            object.__setattr__(self, "names", names)
 
     def standardise(self, values: Any) -> Array:
         """Values ``[..., d]`` in the user's units, standardised.
@@ -94,6 +98,9 @@ class Units:
     Attributes:
         x: of the d inputs.
         y: of the k targets.
+
+    Raises:
+        ValueError: these are no ``Columns``.
     """
 
     x: Columns

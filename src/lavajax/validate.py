@@ -55,9 +55,12 @@ def number(
     _set(owner, field, result)
 
 
-def integer(owner: Any, field: str, *, minimum: int) -> None:
-    """Coerces a field to an int of at least ``minimum``."""
-    _set(owner, field, whole(_name(owner, field), getattr(owner, field), minimum))
+def integer(owner: Any, field: str, *, minimum: int, maximum: int | None = None) -> None:
+    """Coerces a field to an int of at least ``minimum``, and at most ``maximum``, if any."""
+    value = whole(_name(owner, field), getattr(owner, field), minimum)
+    if maximum is not None and value > maximum:
+        raise ValueError(f"{_name(owner, field)} must be at most {maximum}, got {value}")
+    _set(owner, field, value)
 
 
 def whole(name: str, value: Any, minimum: int, otherwise: str = "") -> int:
@@ -73,10 +76,35 @@ def whole(name: str, value: Any, minimum: int, otherwise: str = "") -> int:
     return int(value)
 
 
+def check_seed(seed: Any, number: int = 1) -> int:
+    """The first of so many seeds, as an int: larger ones than JAX's 32 bits would repeat others.
+
+    Raises:
+        ValueError: it is none.
+    """
+    last: int = 2**32 - number
+    if (
+        isinstance(seed, bool)
+        or not isinstance(seed, numbers.Integral)
+        or not 0 <= int(seed) <= last
+    ):
+        several = f" for the {number} seeds from it on" if number > 1 else ""
+        raise ValueError(f"seed must be an integer from 0 to {last}{several}, got {seed!r}")
+    return int(seed)
+
+
+MOST = 1000
+"""Entries of a sequence in a field, and layers: a record that is read may ask for any number."""
+
+
 def integers(owner: Any, field: str, *, minimum: int) -> None:
-    """Coerces a field to a tuple of ints, each at least ``minimum``."""
+    """Coerces a field to a tuple of at most ``MOST`` ints, each at least ``minimum``."""
     value = getattr(owner, field)
     good = isinstance(value, Sequence) and not isinstance(value, str)
+    if good and len(value) > MOST:
+        raise ValueError(
+            f"{_name(owner, field)} must have at most {MOST} entries, got {len(value)}"
+        )
     if not good or any(
         isinstance(v, bool) or not isinstance(v, numbers.Integral) or v < minimum for v in value
     ):

@@ -17,6 +17,7 @@ import numpy as np
 
 from lavajax.datasets.base import not_found, warn_of_other
 from lavajax.extras import require
+from lavajax.tasks.radio import STEPS
 
 PUBLISHED = (
     "It is published by DeepSig as RadioML 2018.01A (CC BY-NC-SA 4.0, not for commercial use), "
@@ -30,7 +31,6 @@ FM = 21
 """The class in the columns of Y. The file ``classes.txt`` beside the data, which says 3, is in
 another order: https://github.com/radioML/dataset/issues/25"""
 LEAST_SNR = 20
-STEPS = 100
 _ROWS = 1024  # read at once, 8 MB at most
 _MOST_CHUNK = 2**28
 

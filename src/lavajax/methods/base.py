@@ -15,7 +15,8 @@ import optax
 
 from lavajax import linalg, network, points, validate
 from lavajax.losses import GaussianNll, Loss, SquaredError
-from lavajax.models.base import Model
+from lavajax.methods.batch_norm import check_batch, is_normalised
+from lavajax.models.base import MODEL, Model
 from lavajax.outer import Expectation
 from lavajax.subspace import Bound, Subspace, bind, net_of
 from lavajax.types import (
@@ -90,7 +91,6 @@ class NetworkMethod(Method, Protocol):
         """The part that adapts."""
 
 
-MODEL = ("init", "features")
 LOSS = ("value", "factor", "constant_curvature")
 SUBSPACE = ("block", "merge", "init_context")
 
@@ -145,38 +145,6 @@ def example_points(x: Array, y: Array) -> tuple[Array, Array, PointSpec]:
             f"{x.shape} and {y.shape}"
         )
     return x, y, PointSpec(x.shape[1:], x.dtype.name, y.shape[1:], y.dtype.name)
-
-
-def check_apart(method: NetworkMethod, params: MetaParams) -> None:
-    """Requires a backbone that does not couple points, of a method that takes points apart.
-
-    Raises:
-        ValueError: it does, and the block reaches into it.
-    """
-    if "batch_stats" in params.fixed["backbone"] and not method.subspace.shares_backbone:
-        raise ValueError(
-            f"model couples the points of a batch (batch normalisation), but "
-            f"{type(method).__name__} with subspace={method.subspace!r} takes the loss of each "
-            "point alone: use Head(), or a model with layer or group normalisation"
-        )
-
-
-def check_batch(params: MetaParams, x: Array, real: int, name: str = "support") -> None:
-    """Requires vectors x ``[N, d]`` of which more than one is real, for batch normalisation.
-
-    Raises:
-        ValueError: one is, all of whose normalised features are 0.
-    """
-    if real == 1 and is_normalised(params, x):
-        raise ValueError(
-            f"{name} must have at least 2 points for a model with batch normalisation, which makes "
-            "the features of a single one 0 whatever it is, got 1; use layer or group normalisation"
-        )
-
-
-def is_normalised(params: MetaParams, x: Array) -> bool:
-    """Whether batch normalisation takes its statistics from vectors x ``[N, d]``, one for each."""
-    return x.ndim == 2 and "batch_stats" in params.fixed.get("backbone", ())
 
 
 def expected_params(method: Method, spec: PointSpec) -> MetaParams:

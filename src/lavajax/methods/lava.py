@@ -13,7 +13,6 @@ from lavajax.curvature import jacobian, point_outputs
 from lavajax.losses import Loss, SquaredError, constant_curvature
 from lavajax.methods.base import (
     bind_support,
-    check_apart,
     check_gaussian,
     check_parts,
     init_network,
@@ -23,6 +22,7 @@ from lavajax.methods.base import (
     regulariser,
     scalar,
 )
+from lavajax.methods.batch_norm import check_apart
 from lavajax.methods.gaussian_head import head_features, predict_head, sample_head
 from lavajax.methods.lava_general import adapt_general, diagnose, loss
 from lavajax.methods.lava_head import absorb, adapt_head, conclude, recall

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from lavajax import linalg, points, validate
 from lavajax.curvature import PointLosses
 from lavajax.losses import Loss, SquaredError
-from lavajax.methods.base import bind_support, check_apart, predict_mean
+from lavajax.methods.base import bind_support, predict_mean
+from lavajax.methods.batch_norm import check_apart
 from lavajax.methods.gradient import adapt_gradient, check_gradient, init_gradient
 from lavajax.methods.on_features import on_features
 from lavajax.methods.task_loss import loss_at

@@ -58,7 +58,9 @@ class Tnp:
     sigma_min: float = 0.01
 
     def __post_init__(self) -> None:
-        for name in ("width", "embedding_layers", "layers", "heads", "feedforward"):
+        for name in ("embedding_layers", "layers"):
+            validate.integer(self, name, minimum=1, maximum=validate.MOST)
+        for name in ("width", "heads", "feedforward"):
             validate.integer(self, name, minimum=1)
         check_heads(self, self.width, self.heads)
         check_process(self)

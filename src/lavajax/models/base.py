@@ -47,6 +47,10 @@ class Model(Protocol):
         """
 
 
+MODEL = ("init", "features")
+"""What a ``Model`` must have."""
+
+
 class StochasticModel(Model, Protocol):
     """A backbone that draws in training, as dropout does."""
 

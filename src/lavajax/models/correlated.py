@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from lavajax import validate
-from lavajax.models.base import Model
+from lavajax.models.base import MODEL, Model
 from lavajax.models.mlp import MLP
 from lavajax.types import Array, PyTree
 
@@ -35,7 +35,9 @@ class Correlated:
     speed: float = 30.0
 
     def __post_init__(self) -> None:
+        validate.part(self, "model", MODEL, "MLP() or Linen(module)")
         validate.number(self, "speed", minimum=0.0, strict=True)
+        validate.hashable(self)
 
     def init(self, key: Array, x: Array, context: Array | None = None) -> tuple[PyTree, PyTree]:
         """Draws the weights of the backbone within, and starts at C = I.

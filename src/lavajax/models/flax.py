@@ -74,10 +74,12 @@ class Linen:
         """The ``params`` collection as weights, every other collection as fixed.
 
         Raises:
-            ValueError: the module wants a random key in its forward pass.
+            ValueError: the module wants a random key in its forward pass, or takes no context.
         """
         try:
-            variables = dict(self.module.init(key, x, **_given(context), **self._mode(None)))
+            variables = dict(
+                self.module.init(key, x, **_given(type(self.module), context), **self._mode(None))
+            )
             weights = variables.pop("params", {})
             self.features(weights, variables, x, context=context)
         except (errors.InvalidRngError, ValueError) as error:
@@ -114,7 +116,7 @@ class Linen:
                 x,
                 mutable=list(state),
                 rngs={} if key is None else {"dropout": key},
-                **_given(context),
+                **_given(type(self.module), context),
                 **masked,
                 **self._mode(key),
             )
@@ -156,7 +158,11 @@ class NNX:
         validate.hashable(self)
 
     def init(self, key: Array, x: Array, context: Array | None = None) -> tuple[PyTree, PyTree]:
-        """The module's ``nnx.Param`` as weights, its other variables as fixed."""
+        """The module's ``nnx.Param`` as weights, its other variables as fixed.
+
+        Raises:
+            ValueError: as ``features``.
+        """
         del x, context
         _, (weights, batch_stats, _, rest) = _split(_build(self.constructor, key))
         states = {"batch_stats": batch_stats, "rest": rest}
@@ -186,7 +192,7 @@ class NNX:
 
         def apply(x: Array) -> Array:
             module = nnx.merge(graphdef, weights, batch_stats, streams, rest)
-            return module(x, **_given(context), **masked)
+            return module(x, **_given(module_type, context), **masked)
 
         return apply(x) if key is None or "batch_stats" in fixed else _one_by_one(apply, x)
 
@@ -196,9 +202,19 @@ class NNX:
         return {**fixed, _DROPOUT: key} if jax.tree.leaves(rngs) else fixed
 
 
-def _given(context: Array | None) -> dict[str, Any]:
+def _given(module_type: type, context: Array | None) -> dict[str, Any]:
     """The context as keyword argument, where there is one."""
-    return {} if context is None else {"context": context}
+    if context is None:
+        return {}
+    parameters = inspect.signature(module_type.__call__).parameters
+    if "context" not in parameters and not any(
+        each.kind is each.VAR_KEYWORD for each in parameters.values()
+    ):
+        raise ValueError(
+            f"model must take a context to adapt one: give {module_type.__name__}.__call__ an "
+            "argument context, a vector [C], or adapt another part, such as Head()"
+        )
+    return {"context": context}
 
 
 def _mask_argument(module_type: type, coupled: bool, mask: Array | None) -> dict[str, Any]:

@@ -224,16 +224,3 @@ def windows(
         skipped=1 - float(used.mean()),
         skipped_windows=int((~used).sum()),
     )
-
-
-def interpolation_error(task: Task, key: Array) -> Array:
-    """Squared error of linear interpolation between the support points, by their first input.
-
-    Beyond the first and last support point the nearest value is kept. Of k outputs ``[N, k]``,
-    each is interpolated, and the mean error taken.
-    """
-    del key
-    order = jnp.argsort(task.support.x[:, 0])
-    x, y = task.support.x[order, 0], task.support.y[order]
-    at = jax.vmap(lambda column: jnp.interp(task.query.x[:, 0], x, column), 1, 1)(y)
-    return jnp.mean((at - task.query.y) ** 2)

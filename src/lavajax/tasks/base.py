@@ -7,10 +7,20 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 
-from lavajax.types import Array, Task
+from lavajax.types import Array, Points, Task
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+def check_split(split: Any) -> None:
+    """Requires the name of a split.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(map(repr, SPLITS))}, got {split!r}")
 
 
 def split_key(key: Array, split: Split) -> Array:
@@ -82,3 +92,43 @@ def check_source(tasks: Any) -> None:
             f"tasks must be a pytree, and JAX does not know {type(tasks).__name__}: decorate it "
             "with jax.tree_util.register_dataclass, or register_static if it holds no arrays"
         )
+
+
+def check_task(task: Any) -> Task:
+    """Requires what a source samples to be a task, whose support and query have points alike.
+
+    Arrays of other shapes than they seem to have would be broadcast, and trained on.
+
+    Raises:
+        ValueError: it is something else; the message says what differs.
+    """
+    if not isinstance(task, Task) or not all(
+        isinstance(part, Points) for part in (task.support, task.query)
+    ):
+        raise ValueError(f"tasks must sample Task(Points, Points), got {type(task).__name__}")
+    for name in ("support", "query"):
+        part = getattr(task, name)
+        shapes = {field: jnp.shape(getattr(part, field)) for field in ("x", "y")}
+        if not shapes["x"] or shapes["y"][:1] != shapes["x"][:1]:
+            raise ValueError(
+                f"tasks must sample as many targets as inputs, got a {name} with x of shape "
+                f"{shapes['x']} and y of {shapes['y']}"
+            )
+        if part.mask is not None and (
+            jnp.shape(part.mask) != shapes["x"][:1] or part.mask.dtype != bool
+        ):
+            raise ValueError(
+                f"tasks must sample masks of booleans, one for each point, got a {name} of "
+                f"{shapes['x'][0]} points with a mask of shape {jnp.shape(part.mask)} and dtype "
+                f"{part.mask.dtype}"
+            )
+    for field in ("x", "y"):
+        one, other = (getattr(part, field) for part in (task.support, task.query))
+        kinds = [jnp.issubdtype(each.dtype, jnp.floating) for each in (one, other)]
+        if one.shape[1:] != other.shape[1:] or kinds[0] != kinds[1]:
+            raise ValueError(
+                f"tasks must have a query of points like those of the support, got {field} of "
+                f"shape {one.shape} and {one.dtype} in the support, {other.shape} and "
+                f"{other.dtype} in the query"
+            )
+    return task

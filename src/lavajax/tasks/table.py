@@ -156,14 +156,18 @@ class Table:
                 "the table must have rows in which no entry of group, x and y is missing, and has "
                 f"none: {_listed(dropped) or 'it has no rows at all'}"
             )
-        text = np.array([_label(key) for key in keys], np.str_)
-        _, group, sizes = np.unique(text[keep], return_inverse=True, return_counts=True)
+        # Names by number: as an array of text, every row would be as long as the longest name.
+        text = [group_name(key) for key in keys]
+        labels = sorted({text[row] for row in np.flatnonzero(keep)})
+        number = {label: index for index, label in enumerate(labels)}
+        numbers = np.array([number.get(label, -1) for label in text], int)
+        sizes = np.bincount(numbers[keep])
         alone = np.zeros(len(x), bool)
-        alone[keep] = sizes[group] < 2
+        alone[keep] = sizes[numbers[keep]] < 2
         drop(alone, "alone in their group")
-        rows = np.flatnonzero(keep)[np.argsort(text[keep], kind="stable")]
-        labels, group = np.unique(text[rows], return_inverse=True)
-        names = tuple(str(label) for label in labels)
+        rows = np.flatnonzero(keep)[np.argsort(numbers[keep], kind="stable")]
+        left, group = np.unique(numbers[rows], return_inverse=True)
+        names = tuple(labels[each] for each in left)
         return self._standardised(
             *(x[rows], y[rows], names, group), units=units, known=known, dropped=tuple(dropped)
         )
@@ -352,7 +356,7 @@ def shorten(names: Sequence[str]) -> str:
     return apart.join([*names[:5], *(["..."] if len(names) > 5 else [])])
 
 
-def _label(key: np.ndarray) -> str:
+def group_name(key: Sequence[str]) -> str:
     """The name of a group of several columns; what has a comma is quoted, as in CSV."""
     if len(key) == 1:
         return key[0]

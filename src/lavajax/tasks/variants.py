@@ -56,11 +56,14 @@ class NoisyLabels:
             ValueError: the targets are classes; or ``tasks`` is not a source, or has noise already.
         """
         check_source(self.tasks)
-        if isinstance(self.tasks, NoisyLabels):
-            raise ValueError(
-                "NoisyLabels.tasks must not be NoisyLabels: give one the standard deviation of "
-                "both, sqrt(std_1^2 + std_2^2)"
-            )
+        inner = self.tasks
+        while inner is not None:  # a source in between hands on the key, and so the same noise
+            if isinstance(inner, NoisyLabels):
+                raise ValueError(
+                    "NoisyLabels.tasks must not be NoisyLabels, or variants of them: give one the "
+                    "standard deviation of both, sqrt(std_1^2 + std_2^2)"
+                )
+            inner = getattr(inner, "tasks", None)
         task = self.tasks.sample(key, split)
         noise_key = jax.random.fold_in(split_key(key, split), 0x401CE)
         support_key, query_key = jax.random.split(noise_key)
@@ -97,7 +100,7 @@ class FixedTasks:
 
     def __post_init__(self) -> None:
         validate.integer(self, "number", minimum=1)
-        validate.integer(self, "seed", minimum=0)
+        validate.check_seed(self.seed)
 
     def load(self) -> FixedTasks:
         """The same, its data read, where there is any."""

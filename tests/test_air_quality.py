@@ -15,6 +15,7 @@ from helpers import REAL_AIR
 from lavajax.datasets import air_quality as files_of_air
 from lavajax.datasets import load_air_quality
 from lavajax.tasks import air_quality as air
+from reference import interpolation_error
 
 STATIONS, HOURS = files_of_air.STATIONS, files_of_air.HOURS
 HEADER = '"No","year","month","day","hour","PM2.5","PM10","SO2","NO2","CO","O3",'
@@ -137,16 +138,6 @@ def test_splits_share_no_hour_and_windows_miss_no_target(published, data):
         assert not any(h % 100 == 0 for h in found)
     # 20 of the 100 positions relative to a missing hour spoil a window of 20 hours.
     assert source.skipped == pytest.approx(0.2, abs=0.01)
-
-
-def test_linear_interpolation_reference_against_numpy(published, data):
-    source = lavajax.AirQuality(str(published), shots=5, queries=8).load(data)
-    task = source.sample(jax.random.key(3), "test")
-    x, y = np.asarray(task.support.x[:, 0]), np.asarray(task.support.y[:, 0])
-    order = np.argsort(x)
-    expected = np.interp(np.asarray(task.query.x[:, 0]), x[order], y[order])
-    error = np.mean((expected - np.asarray(task.query.y[:, 0])) ** 2)
-    assert float(air.interpolation_error(task, jax.random.key(0))) == pytest.approx(error, rel=1e-4)
 
 
 def test_training_on_stored_windows_beats_the_support_mean(published, data):
@@ -335,5 +326,5 @@ def test_real_files_have_the_published_counts_and_reference_error(data):
     ]
     assert measured[0, :4, 0].tolist() == [4.0, 8.0, 7.0, 6.0]
     source = lavajax.AirQuality(str(REAL_AIR)).load(data)
-    errors = lavajax.score(air.interpolation_error, source, num_tasks=20_000)
+    errors = lavajax.score(interpolation_error, source, num_tasks=20_000)
     assert errors.mean() == pytest.approx(0.060, abs=0.004)

@@ -173,6 +173,30 @@ def test_a_mask_of_the_wrong_shape_is_refused():
         )
 
 
+def test_a_mask_that_is_no_choice_of_points_is_refused():
+    """Weights and lists of indices are not what a mask is."""
+    for mask in ([0.2, 1.0, 1.0, 0.0], [0, 2, 1, 3]):
+        given = dataclasses.replace(SUPPORT, mask=np.array(mask))
+        refused(r"support\.mask must be booleans, True where a point is real", given)
+
+
+def test_integers_beyond_32_bits_keep_their_value():
+    """Milliseconds since 1970, say; labels of that size are none."""
+    large = 2**40
+    as_integers, as_floats = (
+        adapt(PARAMS, (np.asarray(SUPPORT.x) + np.array(large, dtype), SUPPORT.y))
+        for dtype in (np.int64, np.float64)
+    )
+    x = np.full((N, 1), large)
+    assert_close(adapt(PARAMS, (x, SUPPORT.y)), adapt(PARAMS, (x.astype(float), SUPPORT.y)), 0.0)
+    assert_close(as_integers, as_floats, 0.0)
+    assert_close(adapt(PARAMS, (x.tolist(), SUPPORT.y)), adapt(PARAMS, (x, SUPPORT.y)), 0.0)
+    labels = make_labels(N)
+    params = make_params(lj.Anil(RELU, lj.CrossEntropy(3)), labels)
+    with pytest.raises(ValueError, match="labels"):
+        lj.adapt(params, (labels.x, np.full(N, 2**32)))
+
+
 @pytest.mark.parametrize("support", [None, np.ones((4, 2)), (1, 2, 3), {"x": 1, "y": 2}])
 def test_what_is_not_points_is_refused(support):
     refused(rf"support must be Points.*\(x, y\), got {type(support).__name__}", support)

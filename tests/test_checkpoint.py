@@ -149,6 +149,21 @@ def test_own_linen_module_is_asked_for_and_checked_leaf_by_leaf(tmp_path):
         lavajax.load(tmp_path / "m", model=other)
 
 
+def test_own_module_within_another_is_given_alone_or_in_it(tmp_path):
+    own = lavajax.Linen(Net())
+    whole = lavajax.Correlated(own)
+    params = params_of(lavajax.Anil(whole))
+    lavajax.save(params, tmp_path / "m")
+    with pytest.raises(ValueError, match=r"load\(path, model=\.\.\.\)"):
+        lavajax.load(tmp_path / "m")
+    for given in ({"model": own}, {"model": whole}, {"method": lavajax.Anil(whole)}):
+        assert_same(lavajax.load(tmp_path / "m", **given), params)
+    with pytest.raises(ValueError, match=r"(?s)model is saved as Correlated.*speed=30.*got Correl"):
+        lavajax.load(tmp_path / "m", model=lavajax.Correlated(own, speed=3.0))
+    with pytest.raises(ValueError, match=r"model is saved as .*Linen, got MLP"):
+        lavajax.load(tmp_path / "m", model=lavajax.Correlated(RELU))
+
+
 def test_own_nnx_module(tmp_path):
     params = params_of(lavajax.Anil(lavajax.NNX(Other)))
     lavajax.save(params, tmp_path / "m")

@@ -77,7 +77,9 @@ def test_nothing_is_overwritten_unless_it_is_an_export(tmp_path):
     lj.export(second, folder, shots=3, overwrite=True)
     assert (folder / "adapt.jax").read_bytes() != before
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="must be an export to be overwritten"):
+    with pytest.raises(
+        ValueError, match=r"must hold an export alone to be overwritten, .* notes\.txt"
+    ):
         lj.export(first, folder, shots=3, overwrite=True)
     assert {p.name for p in tmp_path.iterdir()} == {"model"}
 

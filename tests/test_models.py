@@ -443,6 +443,17 @@ def test_batch_norm_refuses_a_single_point(model):
 
 
 @NORMALISED
+def test_batch_norm_refuses_tasks_with_a_single_query(model):
+    params = make_params(lj.Anil(model), make_points(4))
+    for call in (
+        lambda tasks: lj.train(params.method, tasks, steps=1),
+        lambda tasks: lj.evaluate(params, tasks, num_tasks=2),
+    ):
+        with pytest.raises(ValueError, match="the query of tasks must have at least 2 points"):
+            call(lj.Sine(shots=4, queries=1))
+
+
+@NORMALISED
 def test_batch_norm_of_a_single_point_is_no_value_where_a_compiled_mask_leaves_one(model):
     """Training then leaves such tasks out, counts them, and stops where they are too many."""
     for method in (lj.Anil(model), lj.Lava(model), lj.Bmaml(model, particles=2)):
@@ -460,6 +471,12 @@ def test_batch_norm_works_in_the_gradient_methods(model):
     params = make_params(lj.Maml(model), support)
     assert_finite(adapt(params, support))
     assert_different(adapt(params, support), {"weights": params["weights"], "head": params["head"]})
+
+
+@MASKLESS
+def test_a_module_without_a_context_is_told_to_take_one(model):
+    with pytest.raises(ValueError, match=r"must take a context to adapt one: give \w+Maskless"):
+        make_params(lj.Cavia(model), make_points(3))
 
 
 @MASKLESS

@@ -225,6 +225,49 @@ def test_what_makes_no_sense_is_refused(paper, capsys):
     assert "--only must be of the names of cells, which ['N = 2'] is not" in capsys.readouterr().out
 
 
+def test_nothing_of_others_is_replaced_and_what_is_damaged_is_named(paper, tmp_path, capsys):
+    page = tmp_path / "RESULTS.md"
+    page.write_text("mine")
+    assert paper("sine", "--quick", "--render") == 1
+    assert "RESULTS.md is not one of ours, and would be replaced" in capsys.readouterr().out
+    assert page.read_text() == "mine"
+    page.unlink()
+    assert paper("sine", "--quick", "--render") == 0
+    before = page.read_text()
+    file = tmp_path / "results" / "noise" / "anil.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("<<<<<<<")
+    assert paper("sine", "--quick", "--render") == 1
+    assert f"{file} is damaged, and is no result" in capsys.readouterr().out
+    assert page.read_text() == before
+    file.unlink()
+    for args, reason in (
+        (["air", "--data", "nowhere"], "--data must be a folder of published files, nowhere is"),
+        (["sine", "--results", str(ROOT / "other")], "must not be beside the RESULTS.md of"),
+    ):
+        with pytest.raises(SystemExit):
+            paper(*args)
+        assert reason in capsys.readouterr().err
+    assert paper("air", "--quick") == 1
+    assert "left out: air, for want of" in capsys.readouterr().out
+
+
+def test_what_was_lost_is_told_as_what_it_was():
+    from protocols import QUICK, Row
+    from tables import Table
+
+    row = Row("one", lavajax.Anil(), True)
+    table = Table("sine", {"N = 2": lavajax.Sine(shots=2)}, QUICK, (row,))
+    for flags, told in (((True, True), "diverged"), ((False, None), "not finite")):
+        seeds = [{"mse": 1.0 if f is None else None, "diverged": f} for f in flags]
+        chosen = {"inner_steps": 1, "outer_rate": 0.005}
+        table.__dict__["found"] = {
+            ("one", "N = 2"): {"seeds": seeds, "validation": {"S=1": None}, "chosen": chosen}
+        }
+        assert f"{told} in {sum(f is not None for f in flags)} of 2 seeds" in table.show_errors()
+        assert "| one | none trained |" in table.show_settings()
+
+
 def test_every_row_is_a_method_with_candidates_and_a_name_of_its_own(paper):
     from figures import line
     from protocols import EXTENDED_ROWS, HEADLINE, PAPER_ROWS

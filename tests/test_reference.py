@@ -153,6 +153,20 @@ def test_interpolation_of_two_outputs_is_that_of_each():
     )
 
 
+def test_interpolation_sees_no_padding():
+    full = jax.jit(lavajax.Sine(shots=6, queries=5).sample)(jax.random.key(0))
+    keep = np.array([True, False, True, True, False, False])
+    alone = lavajax.Points(full.support.x[keep], full.support.y[keep])
+    x, y = (jnp.where(keep[:, None], part, jnp.nan) for part in (full.support.x, full.support.y))
+    masked = lavajax.Points(x, y, jnp.asarray(keep))
+    asked = np.array([True, True, False, True, True])
+    query = lavajax.Points(full.query.x[asked], full.query.y[asked])
+    padded = lavajax.Points(full.query.x, full.query.y, jnp.asarray(asked))
+    expected = reference.interpolation_error(lavajax.Task(alone, query), jax.random.key(0))
+    actual = reference.interpolation_error(lavajax.Task(masked, padded), jax.random.key(0))
+    assert float(actual) == pytest.approx(float(expected), rel=1e-6)
+
+
 def test_missing_scikit_learn_is_told_before_a_run(monkeypatch):
     import run as script
 

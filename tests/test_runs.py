@@ -130,9 +130,13 @@ def test_existing_folder_is_only_overwritten_when_asked_and_if_it_is_a_run(call,
 
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "results.json").write_text("mine")
-    code, text = call(*TINY, "--out=other", "--overwrite")
-    assert code == 2
-    assert (tmp_path / "other" / "results.json").read_text() == "mine"
+    for config in (None, '{"model_type": "other"}', "no JSON"):  # others have files of that name
+        if config is not None:
+            (tmp_path / "other" / "config.json").write_text(config)
+        code, text = call(*TINY, "--out=other", "--overwrite")
+        assert code == 2
+        assert "what it holds is not the run of run.py that --overwrite replaces" in text
+        assert (tmp_path / "other" / "results.json").read_text() == "mine"
     code, text = call(*TINY, "--overwrite")
     assert code == 2
     assert "--overwrite needs --out" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from decimal import Decimal
 from itertools import combinations
 
@@ -212,6 +213,19 @@ def test_file_of_any_kind_is_the_table_in_memory(tmp_path):
     assert lj.Table("machine", "temp", "wear", data=tmp_path / "t.csv").data == str(
         tmp_path / "t.csv"
     )
+
+
+def test_a_long_name_of_a_group_costs_its_own_length_alone():
+    """Not as much for every row."""
+    rows = pd.DataFrame({"g": np.repeat(list("abcdef"), 400), "x": np.arange(2400.0), "y": 1.0})
+    rows["y"] += np.arange(2400) % 7
+    rows.loc[:399, "g"] = "long " * 20_000
+    tracemalloc.start()
+    found = lj.Table("g", "x", "y").tasks(rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sorted(found.labels)[-1].startswith("long long")
+    assert peak < 50e6
 
 
 def test_names_of_groups_stay_as_they_are_written(tmp_path):

@@ -356,6 +356,16 @@ def stations_in_one_table(columns: list[str]) -> pd.DataFrame:
     return rows[(rows["year"] == 2016) & (rows["month"] == 2)][columns]
 
 
+def test_a_group_that_was_trained_on_is_said_to_be_no_new_one(folder, tmp_path):
+    splits = json.loads((folder / "run" / "groups.json").read_text())
+    for split, told in (("train", True), ("test", False)):
+        name = splits[split][0]
+        args = (f"--group-value={name}", f"--out={tmp_path / split}.csv", "--support=2")
+        code, text = adapt(folder, *args)
+        assert code == 0, text
+        assert ("the model was trained on this group" in text) == told
+
+
 def test_rows_without_a_group_are_of_no_group():
     """Whatever a missing entry is called as text."""
     import adapt as script

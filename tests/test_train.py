@@ -146,6 +146,7 @@ def test_a_run_alone_has_no_axis_of_seeds_and_no_seed_to_pick():
         ({"seed": 2**32 - 1, "seeds": 2}, "from 0 to 4294967294 for the 2 seeds from it on"),
         ({"seed": -1}, "seed must be an integer from 0 to"),
         ({"seed": 1.5}, r"seed must be an integer from 0 to 4294967295, got 1\.5"),
+        ({"optimizer": optax.adam}, r"optimizer must be an optax\.GradientTransformation"),
     ],
 )
 def test_bad_arguments_of_train_are_refused(change, message):
@@ -157,7 +158,9 @@ def test_bad_arguments_of_train_are_refused(change, message):
     ("change", "message"),
     [
         ({"rate": 0.0}, "rate must be a finite number above 0, got 0"),
-        ({"clip": -1.0}, "clip must be above 0, got -1"),
+        ({"clip": -1.0}, "clip must be a number above 0, got -1"),
+        ({"rate": "fast"}, "rate must be a finite number above 0, got 'fast'"),
+        ({"warmup": 1.5}, "warmup must be an integer of at least 0, got 1.5"),
         ({"warmup": 10}, "warmup must be at least 0 and below steps = 10, got 10"),
     ],
 )
@@ -338,6 +341,43 @@ def test_tasks_without_a_finite_estimate_are_counted():
     assert lavajax.Evaluation("mse", np.ones(3)).not_finite == 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Unlike:
+    """Tasks whose query, or a mask, does not go with the support."""
+
+    query: tuple[int, ...] = (10, 2)
+    mask: tuple[float, ...] | None = None
+
+    def sample(self, key, split="train"):
+        del split
+        x, y = jnp.ones((5, 1)), jax.random.normal(key, (5, 2))
+        mask = None if self.mask is None else jnp.asarray(self.mask)
+        return lavajax.Task(lavajax.Points(x, y, mask), lavajax.Points(*self._query()))
+
+    def _query(self):
+        return jnp.ones((10, 1)), jnp.ones(self.query)
+
+
+jax.tree_util.register_static(Unlike)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        (Unlike((10, 1)), r"a query of points like those .* y of shape \(5, 2\) .* \(10, 1\)"),
+        (Unlike((9, 2)), r"as many targets as inputs, got a query with x .* and y of \(9, 2\)"),
+        (Unlike(mask=(1.0,) * 5), r"masks of booleans, .* a support .* dtype float32"),
+    ],
+)
+def test_tasks_whose_parts_are_not_alike_are_refused_before_they_are_broadcast(tasks, message):
+    method = lavajax.Anil(MODEL)
+    with pytest.raises(ValueError, match=message):
+        lavajax.train(method, tasks, steps=1)
+    params = method.init(jax.random.key(0), jnp.ones((5, 1)), jnp.ones((5, 2)))
+    with pytest.raises(ValueError, match=message):
+        lavajax.evaluate(params, tasks, num_tasks=2)
+
+
 def test_score_sees_the_tasks_that_evaluate_sees():
     params = METHOD.init(jax.random.key(0), *example())
     zero = lavajax.score(lambda task, key: jnp.mean(task.query.y**2), TASKS, num_tasks=20)
@@ -348,8 +388,11 @@ def test_score_sees_the_tasks_that_evaluate_sees():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_tasks": 1}, "num_tasks must be at least 2"),
-        ({"batch": 0}, "batch must be at least 1"),
+        ({"num_tasks": 1}, "num_tasks must be an integer of at least 2, for an interval"),
+        ({"num_tasks": 2.5}, "num_tasks must be an integer of at least 2, .* got 2.5"),
+        ({"seed": 2**32}, "seed must be an integer from 0 to 4294967295"),
+        ({"split": "valid"}, "split must be one of 'train', 'validation', 'test', got 'valid'"),
+        ({"batch": 0}, "batch must be an integer of at least 1, got 0"),
     ],
 )
 def test_bad_arguments_of_evaluate_are_refused(change, message):

@@ -34,6 +34,15 @@ class Hinge:
 
 REFUSED = [
     (
+        lambda: lavajax.Tnp(embedding_layers=10**10),
+        r"Tnp\.embedding_layers must be at most 1000, got 10000000000",
+    ),
+    (lambda: lavajax.MLP(hidden=(4,) * 1001), r"MLP\.hidden must have at most 1000 entries"),
+    (lambda: lavajax.Correlated(model=5), r"Correlated\.model must be an instance such as"),
+    (lambda: lavajax.FixedTasks(lavajax.Sine(), seed=2**32), r"seed must be an integer from 0 to"),
+    (lambda: lavajax.Columns((0.0, 0.0), (1.0, 1.0), names=5), r"Columns\.names must be a name"),
+    (lambda: lavajax.Columns((0.0, 0.0), (1.0, 1.0), names="ab"), r"Columns\.names must be 2 diff"),
+    (
         lambda: lavajax.Lava(inner_steps=0),
         r"Lava\.inner_steps must be an integer of at least 1, got 0",
     ),

@@ -87,6 +87,8 @@ def test_what_would_move_between_support_and_query_is_refused():
         lj.FixedTasks(Labels()).sample(key)
     with pytest.raises(ValueError, match=r"NoisyLabels.tasks must not be NoisyLabels"):
         lj.NoisyLabels(lj.NoisyLabels(BASE, 1.0), 1.0).sample(key)
+    with pytest.raises(ValueError, match=r"NoisyLabels.tasks must not be NoisyLabels"):
+        lj.NoisyLabels(lj.VaryingShots(lj.NoisyLabels(BASE, 1.0), (1,)), 1.0).sample(key)
 
 
 def test_noise_differs_between_splits():

@@ -473,6 +473,15 @@ def test_a_stochastic_method_trains_and_evaluates():
     np.testing.assert_allclose(one.values, two.values, rtol=1e-5)
 
 
+def test_what_is_no_key_is_refused():
+    for key in (0, jnp.zeros(2), jax.random.split(jax.random.key(0))):
+        with pytest.raises(ValueError, match=r"key must be one PRNG key, such as jax\.random\.key"):
+            lj.adapt(PARAMS, SUPPORT, key=key)
+    assert_close(
+        lj.adapt(PARAMS, SUPPORT, key=jax.random.PRNGKey(0)).block, adapt(PARAMS, SUPPORT), 0
+    )
+
+
 @EVERY
 def test_deterministic_methods_ignore_a_key(name):
     method = METHODS[name]

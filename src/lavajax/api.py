@@ -10,6 +10,7 @@ from lavajax import validate
 from lavajax.arguments import (
     check_adapted,
     check_estimate,
+    check_key,
     check_params,
     check_points,
     check_query,
@@ -40,13 +41,15 @@ def adapt(
         The adapted block, for ``predict``.
 
     Raises:
-        ValueError: shapes do not fit the model; a column is missing or holds anything but numbers;
+        ValueError: shapes do not fit the model; ``key`` is none of JAX's; a column is missing or holds anything but numbers;
             or, outside ``jit``, a real point is NaN or infinite, a label is out of range, or there
             is no finite estimate: exact Hessians left none (see ``Lava.curvature``), inner steps
             grew without bound, or a system could not be solved. Under ``jit`` such values, and an
             estimate that is not finite, propagate.
     """
     check_params(params)
+    if key is not None:
+        check_key(key)
     adapted, finite = _adapt(params.standardised, check_points(params, support), key)
     check_estimate(params.method, finite)
     return adapted
@@ -91,8 +94,8 @@ def sample(params: MetaParams, adapted: Adapted, x: Any, key: Array, *, number: 
         ``[number, M, k]`` in the units of the targets, without the noise of observations.
 
     Raises:
-        ValueError: the method has no posterior of functions, ``number`` is below 1, or the shape of
-            x does not fit the model.
+        ValueError: the method has no posterior of functions, ``number`` is below 1, ``key`` is none
+            of JAX's; or as ``predict`` does.
     """
     check_params(params)
     check_adapted(params, adapted)
@@ -102,6 +105,7 @@ def sample(params: MetaParams, adapted: Adapted, x: Any, key: Array, *, number: 
             f"with noise, got {params.method!r}"
         )
     number = validate.whole("number", number, 1)
+    check_key(key)
     x = check_query(params, x)
     drawn = _sample(params.standardised, adapted, x, key, number)
     return drawn if params.units is None else params.units.y.restore(drawn)

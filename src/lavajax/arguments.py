@@ -33,6 +33,19 @@ def check_params(params: Any) -> None:
         )
 
 
+def check_key(key: Any) -> None:
+    """Requires a single PRNG key of JAX, typed or of the older kind.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if isinstance(key, jax.Array | np.ndarray):
+        typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        if key.ndim == 0 if typed else (key.shape, key.dtype) == ((2,), jnp.uint32):
+            return
+    raise ValueError(f"key must be one PRNG key, such as jax.random.key(0), got {key!r}")
+
+
 @functools.lru_cache(maxsize=128)
 def _first_rank(method: Method, spec: PointSpec) -> int:
     """The number of axes of the first learned leaf, of one seed."""

@@ -79,14 +79,17 @@ def update(
         forget: what the points so far count for from now on, in (0, 1]: a task that changes is
             followed at about 1/(1 - forget) updates' length.
 
+    Returns:
+        The sums of all points so far, of the same shapes.
+
     Raises:
         ValueError: as in ``online``; or ``forget`` is not in (0, 1].
     """
     _check_method(params)
     _check_sums(params, sums)
     if not isinstance(forget, jax.core.Tracer):
-        if jnp.ndim(forget) or not 0 < float(forget) <= 1:
-            raise ValueError(f"forget must be a number above 0 and at most 1, got {forget}")
+        if isinstance(forget, str) or jnp.ndim(forget) or not 0 < float(forget) <= 1:
+            raise ValueError(f"forget must be a number above 0 and at most 1, got {forget!r}")
         forget = float(forget)  # one type, so that one compilation does
     return _update(params.standardised, sums, check_points(params, points), forget)
 

@@ -61,7 +61,11 @@ class AttentiveCnp:
         check_process(self)
 
     def init(self, key: Array, x: Array, y: Array) -> MetaParams:
-        """See ``Method``."""
+        """See ``Method``.
+
+        Raises:
+            ValueError: besides, an input is not a vector.
+        """
         x, y, spec = example_points(x, y)
         k = self.point_loss.out_dim(spec.y_shape)
         pairs = points.pairs(self.point_loss, Points(x, y))

@@ -41,11 +41,11 @@ def adapt(
         The adapted block, for ``predict``.
 
     Raises:
-        ValueError: shapes do not fit the model; ``key`` is none of JAX's; a column is missing or holds anything but numbers;
-            or, outside ``jit``, a real point is NaN or infinite, a label is out of range, or there
-            is no finite estimate: exact Hessians left none (see ``Lava.curvature``), inner steps
-            grew without bound, or a system could not be solved. Under ``jit`` such values, and an
-            estimate that is not finite, propagate.
+        ValueError: shapes do not fit the model; ``key`` is none of JAX's; a column is missing or
+            holds anything but numbers; or, outside ``jit``, a real point is NaN or infinite, a
+            label is out of range, or there is no finite estimate: exact Hessians left none (see
+            ``Lava.curvature``), inner steps grew without bound, or a system could not be solved.
+            Under ``jit`` such values, and an estimate that is not finite, propagate.
     """
     check_params(params)
     if key is not None:

@@ -99,7 +99,7 @@ def _adaptation(cells: Table, column: str) -> str:
         rows = [row for row in cells.rows if row.name.startswith(family)]
         ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
         times = [cells.found[row.name, column]["times"]["task_us"] for row in ends]
-        parts.append(f"{figures.short(family)} {' to '.join(f'{time:.3g}' for time in times)} us")
+        parts.append(f"{figures.short(family)} {' to '.join(f'{time:.3g}' for time in times)} µs")
     return ", ".join(parts)
 
 

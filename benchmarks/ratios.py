@@ -56,8 +56,8 @@ def draw(rows: Sequence[Ratio], path: Path) -> None:
     for place, row in enumerate(rows):
         colour = figures.VERMILION if row.missed else figures.BLUE
         axis.plot(row.value, place, "D" if row.missed else "o", color=colour, ms=5, zorder=3)
-        at = (row.value, place)
-        axis.annotate(f"{row.value:.2f}", at, (4, 2), textcoords="offset points", fontsize=6)
+        beside = {"transform": axis.get_yaxis_transform(), "va": "center", "fontsize": 7}
+        axis.text(1.01, place, f"{row.value:.2f}", **beside)
         if row.target is not None:
             axis.plot(row.target, place, "|", color=figures.BLACK, ms=11, mew=1.6)
     axis.set_xscale("log")

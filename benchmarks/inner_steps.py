@@ -130,7 +130,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
             )
         axis.set_title(f"N = {n}", fontsize=9)
         axis.set_xlabel("inner steps, S")
-        axis.set_ylim(bottom=0)
+    axes[0, 0].set_ylim(bottom=0)  # of all: they share it
     axes[0, 0].set_ylabel("training step, ms per task")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     figures.save(figure, path)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -368,10 +368,29 @@ def _measure(job: Job, folders: Folders) -> dict[str, Any]:
             chunk=steps,
             callback=lambda progress: seconds.append(progress.seconds),
         )
-    keys = jax.random.split(jax.random.key(0), 100)
+    predict = predictor(chosen.method, source)
+    jax.block_until_ready(predict())
+    times = []
+    for _ in range(100):
+        begun = time.perf_counter()
+        jax.block_until_ready(predict())
+        times.append(time.perf_counter() - begun)
+    return {
+        "step_ms": 1e3 * min(seconds) / steps if seconds else None,
+        "task_us": 1e6 * min(times) / PREDICTED,
+        "machine": machine(),
+    }
+
+
+PREDICTED = 100
+"""Tasks in a batch, as they are scored."""
+
+
+def predictor(method: Any, source: Any) -> Callable[[], jax.Array]:
+    """Adapts to a batch of tasks and predicts their queries, compiled; untrained."""
+    keys = jax.random.split(jax.random.key(0), PREDICTED)
     tasks = jax.vmap(lambda key: source.sample(key, "test"))(keys)
-    one = jax.tree.map(lambda leaf: leaf[0], tasks.support)
-    params = chosen.method.init(keys[0], one.x, one.y)
+    first = jax.tree.map(lambda leaf: leaf[0], tasks.support)
 
     @jax.jit
     def predict(params: lavajax.MetaParams) -> jax.Array:
@@ -381,19 +400,14 @@ def _measure(job: Job, folders: Folders) -> dict[str, Any]:
 
         return jax.vmap(one)(tasks, keys)
 
-    jax.block_until_ready(predict(params))
-    times = []
-    for _ in range(100):
-        begun = time.perf_counter()
-        jax.block_until_ready(predict(params))
-        times.append(time.perf_counter() - begun)
-    return {
-        "step_ms": 1e3 * min(seconds) / steps if seconds else None,
-        "task_us": 1e6 * min(times) / len(keys),
-        "machine": f"{len(os.sched_getaffinity(0))} CPU cores"
-        if jax.default_backend() == "cpu" and hasattr(os, "sched_getaffinity")
-        else jax.devices()[0].device_kind,
-    }
+    return partial(predict, method.init(keys[0], first.x, first.y))
+
+
+def machine() -> str:
+    """What times are of, in words."""
+    if jax.default_backend() == "cpu" and hasattr(os, "sched_getaffinity"):
+        return f"{len(os.sched_getaffinity(0))} CPU cores"
+    return jax.devices()[0].device_kind
 
 
 def _train(

@@ -8,9 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from files import write_whole
 from lavajax import disk
 from lavajax.store import DamagedError
+
+
+def rounded(values: Any) -> list[float]:
+    """The numbers of an array, of a figure's precision, ready for JSON."""
+    return np.round(np.asarray(values, float).reshape(-1), 3).tolist()
 
 
 class Cells:

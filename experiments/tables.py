@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import lavajax
 from comparison import COVERAGES, Job, further, spelt
 from gaussian_process import TEST_TASKS
 from lavajax.config import to_json
@@ -184,6 +185,30 @@ class Table:
                 lines.append(f"| {row.name} | {' | '.join(cells)} |")
         head = [corner, *self.columns, *more]
         return "\n".join([_line(head), "| --- " * len(head) + "|", *lines]) if lines else ""
+
+    def describe(self, contexts: str = "4 numbers and a learned start") -> str:
+        """The protocol in words, as far as the rows that are there are concerned."""
+        protocol, names = self.protocol, {name for name, _ in self.found}
+        rows = [row for row in self.rows if row.name in names]
+        kinds = [type(getattr(row.method, "subspace", None)) for row in rows if row.searched]
+        grids = []
+        if any(kind is not lavajax.Full for kind in kinds):
+            grids.append(listed(protocol.inner_steps))
+        if lavajax.Full in kinds:
+            grids.append(f"{listed(protocol.inner_steps_full)} where all weights adapt")
+        steps = " and, where a method has them, the inner steps are" if grids else " is"
+        of_steps = f" and S of {', or '.join(grids)}" if grids else ""
+        context = any(
+            isinstance(getattr(r.method, "subspace", None), lavajax.Context) for r in rows
+        )
+        return (
+            f"Protocol `{protocol.name}`: {protocol.steps:,} outer steps of {protocol.meta_batch} "
+            f"fresh tasks, final parameters; for each cell the outer rate{steps} chosen on "
+            f"{protocol.validation_tasks:,} validation tasks after {protocol.search_steps:,} steps "
+            f"of one seed, from rates {listed(protocol.rates)}{of_steps}. Entries are means over "
+            f"{protocol.test_tasks:,} unseen tasks, {over_seeds(protocol.seeds)}."
+            + (f" Contexts have {contexts}." if context else "")
+        )
 
     def compare(self) -> str:
         """LAVA against the methods that the paper compares it with, and the best of it against all.
@@ -367,19 +392,6 @@ def spread(errors: np.ndarray, lost: str = "diverged") -> str:
         return f"{lost} in {int(np.isnan(errors).sum())} of {len(errors)} seeds"
     beside = f" ± {errors.std(ddof=1):.1g}" if len(errors) > 1 else ""
     return f"{errors.mean():.3g}{beside}"
-
-
-def describe(protocol: Protocol, contexts: str = "4 numbers and a learned start") -> str:
-    """The protocol in words."""
-    return (
-        f"Protocol `{protocol.name}`: {protocol.steps:,} outer steps of {protocol.meta_batch} "
-        "fresh tasks, final parameters; for each cell the outer rate and, where a method has them, "
-        f"the inner steps are chosen on {protocol.validation_tasks:,} validation tasks after "
-        f"{protocol.search_steps:,} steps of one seed, from rates {listed(protocol.rates)} and S "
-        f"of {listed(protocol.inner_steps)}, or {listed(protocol.inner_steps_full)} where all "
-        f"weights adapt. Entries are means over {protocol.test_tasks:,} unseen tasks, "
-        f"{over_seeds(protocol.seeds)}. Contexts have {contexts}."
-    )
 
 
 def over_seeds(number: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import lavajax
 from protocols import COMPARED_ROWS, ERROR_BAR_ROWS, Protocol, Row, Scale
-from tables import Table, describe, process_note, section
+from tables import Table, process_note, section
 from works import Folders, Work
 
 TITLE = "air quality: test error by method and window"
@@ -93,8 +93,7 @@ def render(scale: Scale, folders: Folders) -> str:
         "year is not known from them. Measured once, for linear interpolation at N = M = 10, the "
         "standard error was 0.0034 with windows taken together by station and week, and 0.0106 by "
         "week; differences between rows, which all see the same windows, are known better, and by "
-        "how much was not measured. ± is the spread over seeds alone. "
-        + describe(windows.protocol),
+        "how much was not measured. ± is the spread over seeds alone. " + windows.describe(),
         show("windows"),
         windows.exceptions(),
         windows.compare(),

@@ -13,6 +13,7 @@ import numpy as np
 
 import figures
 import lavajax
+from cells import rounded
 from comparison import COVERAGES, DENSITIES, Job, spelt
 from protocols import EXTENDED_ROWS, GAUSSIAN_ROWS, Row, Scale
 from tables import listed, section
@@ -132,16 +133,12 @@ def _draw_points(job: Job, folders: Folders) -> dict[str, Any]:
         assert prediction.epistemic is not None
         panels.append(
             {
-                "mean": _numbers(prediction.mean),
-                "std": _numbers(jnp.sqrt(prediction.epistemic)),
-                "functions": [_numbers(each) for each in drawn],
+                "mean": rounded(prediction.mean),
+                "std": rounded(jnp.sqrt(prediction.epistemic)),
+                "functions": [rounded(each) for each in drawn],
             }
         )
-    return {"x": _numbers(task.support.x), "y": _numbers(task.support.y), "panels": panels}
-
-
-def _numbers(values: Any) -> list[float]:
-    return np.round(np.asarray(values, float).reshape(-1), 3).tolist()
+    return {"x": rounded(task.support.x), "y": rounded(task.support.y), "panels": panels}
 
 
 def render(scale: Scale, folders: Folders) -> str:

@@ -12,7 +12,7 @@ import lavajax
 from lavajax import Conv4, CrossEntropy
 from lavajax.tasks.base import SPLITS
 from protocols import Protocol, Row, Scale
-from tables import Table, describe, section
+from tables import Table, section
 from works import Folders, Work
 
 TITLE = "Omniglot: accuracy by method and shots"
@@ -96,7 +96,7 @@ def render(scale: Scale, folders: Folders) -> str:
         f"{queries} queries for each class; chance is {1 / WAYS:g}. "
         + (f"The data has {sum(counts.values()):,} characters: {listed}. " if counts else "")
         + f"The network is Conv4 with batch normalisation, of {_widths(cells)}. The paper has no "
-        "such table. " + describe(cells.protocol, "100 numbers and start at 0"),
+        "such table. " + cells.describe("100 numbers and start at 0"),
         cells.show_errors(),
         "LAVA's inner rate starts at "
         f"{LAVA_RATE:g}, chosen by hand on validation episodes; those of the others start at their "

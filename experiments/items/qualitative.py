@@ -12,6 +12,7 @@ import numpy as np
 
 import figures
 import lavajax
+from cells import rounded
 from comparison import Job
 from items import sine_table
 from protocols import Scale
@@ -46,29 +47,25 @@ def _compute(jobs: dict[str, Job], shots: int, folders: Folders) -> dict[str, An
     task = lavajax.Sine(shots=shots).sample(key, "test")
     x, y = task.support.x, task.support.y
     noisy = y + STD * jax.random.normal(jax.random.fold_in(key, 1), y.shape)
-    found: dict[str, Any] = {"x": _numbers(x), "y": [_numbers(y), _numbers(noisy)]}
+    found: dict[str, Any] = {"x": rounded(x), "y": [rounded(y), rounded(noisy)]}
     # The truth is fitted to the points of the task, which determine it.
     every_x, every_y = (np.asarray(getattr(task.query, n), float)[:, 0] for n in "xy")
     basis = np.stack([np.sin(every_x), np.cos(every_x)], axis=1)
     weights = np.linalg.lstsq(basis, every_y, rcond=None)[0]
-    found["truth"] = _numbers(np.stack([np.sin(_GRID), np.cos(_GRID)], axis=1) @ weights)
+    found["truth"] = rounded(np.stack([np.sin(_GRID), np.cos(_GRID)], axis=1) @ weights)
     grid = jnp.asarray(_GRID, jnp.float32)[:, None]
     for name, job in jobs.items():
         params = job.params(folders, 0)
         curves = []
         for targets in (y, noisy):
             adapted = lavajax.adapt(params, (x, targets))
-            curves.append(_numbers(lavajax.predict(params, adapted, grid).mean))
+            curves.append(rounded(lavajax.predict(params, adapted, grid).mean))
         found[name] = curves
         if name == METHODS[0]:
             nothing = lavajax.Points(x, y, jnp.zeros(shots, bool))
             before = lavajax.adapt(params, nothing)
-            found["prior"] = _numbers(lavajax.predict(params, before, grid).mean)
+            found["prior"] = rounded(lavajax.predict(params, before, grid).mean)
     return found
-
-
-def _numbers(values: Any) -> list[float]:
-    return np.round(np.asarray(values, float).reshape(-1), 3).tolist()
 
 
 def render(scale: Scale, folders: Folders) -> str:

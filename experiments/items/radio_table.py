@@ -11,7 +11,7 @@ import lavajax
 from comparison import Job
 from protocols import COMPARED_ROWS, Row, Scale
 from reference import PAPER_RADIO
-from tables import Table, describe, process_note, section, spread
+from tables import Table, process_note, section, spread
 from works import Folders, Work
 
 TITLE = "radio signals, synthetic: test error by method and N"
@@ -73,7 +73,7 @@ def render(scale: Scale, folders: Folders) -> str:
         "Gaussian process has a Matérn-3/2 kernel, whose parameters "
         f"are fitted to training signals{process_note(scale.protocol.test_tasks)}; and the best "
         "linear predictor, by the second moments of training signals, is about what a head can "
-        "come to. " + describe(scale.protocol),
+        "come to. " + cells.describe(),
         f"{cells.show_errors()}\n{cells.show_references(scale.protocol.test_tasks)}".strip(),
         cells.sampling(),
         "The same models against queries without noise; supports have theirs:"

@@ -14,7 +14,7 @@ import figures
 import lavajax
 from protocols import PAPER_ROWS, Scale
 from reference import sine_errors
-from tables import Table, describe, rows_of, section
+from tables import Table, rows_of, section
 from works import Folders, Work
 
 TITLE = "sine waves: test error by method and N"
@@ -139,7 +139,7 @@ def render(scale: Scale, folders: Folders) -> str:
     references = sine_errors(lavajax.Sine(shots=1)).items()
     return section(
         "## Sine waves",
-        "Mean squared error; in brackets the LAVA paper's value. " + describe(scale.protocol),
+        "Mean squared error; in brackets the LAVA paper's value. " + cells.describe(),
         cells.show_errors(timed=at),
         f"Times at {at}, on {machine}: an outer step, and adaptation and prediction of a task as "
         "it is scored, in a batch of 100; the least of several measurements in one process. From "

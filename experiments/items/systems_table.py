@@ -7,7 +7,7 @@ from typing import Any
 
 import lavajax
 from protocols import COMPARED_ROWS, ERROR_BAR_ROWS, USUAL_CLIP, Row, Scale
-from tables import Table, describe, listed, section
+from tables import Table, listed, section
 from works import Folders, Work
 
 TITLE = "dynamical systems: test error by method and system"
@@ -79,7 +79,7 @@ def render(scale: Scale, folders: Folders) -> str:
         "## Dynamical systems",
         "Mean squared error of the time derivative, or of the cart's force, N = 10; in brackets "
         "the LAVA paper's value. The last rows learn nothing. The paper describes its cartpole too "
-        "little for numbers to be compared. " + describe(scale.protocol),
+        "little for numbers to be compared. " + cells.describe(),
         f"{cells.show_errors()}\n{references}".strip(),
         cells.sampling(),
         "Medians over tasks, which few extreme ones cannot move:",

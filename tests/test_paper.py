@@ -44,7 +44,7 @@ def test_quick_run_of_everything_is_computed_once_and_rendered(
         line = next(each for each in text.splitlines() if each.startswith(f"| {name} |"))
         assert value in line if value else "(" not in line
     assert "N = 2: LAVA in the paper's setting" in text
-    assert "no adaptation, at best 3.01" in text
+    assert "no adaptation, at best: 3.01" in text
     files = sorted(p.name for p in (tmp_path / "results" / "sine").iterdir())
     names = ("anil", "lava-the-paper-s-setting", "ridge-head")
     assert files == [f"{name}-n-2{end}.json" for name in names for end in ("-time", "")]

@@ -26,7 +26,7 @@ def test_noise_has_its_standard_deviation_and_stays_where_it_belongs():
             np.testing.assert_array_equal(points.x, before.x)
             noise = np.asarray(points.y - before.y, float)
             if name == "query" and on == "support":
-                assert not noise.any()
+                assert np.abs(noise).max() < 1e-5  # rounding: the two are compiled apart
             else:
                 assert abs(noise.std() - 3.0) < 0.1
                 assert abs(noise.mean()) < 0.1

@@ -99,6 +99,12 @@ def test_noise_differs_between_splits():
     assert not np.allclose(*noise, atol=0.1)
 
 
+def test_a_seed_of_numpy_has_a_record():
+    source = lj.FixedTasks(BASE, 2, seed=np.int64(3))
+    assert from_json(to_json(source)) == source
+    assert type(source.seed) is int
+
+
 def test_validation_and_test_tasks_are_fresh():
     for split in ("validation", "test"):
         fixed, plain = draw(lj.FixedTasks(BASE, 2), 50, split), draw(BASE, 50, split)

@@ -100,7 +100,7 @@ class FixedTasks:
 
     def __post_init__(self) -> None:
         validate.integer(self, "number", minimum=1)
-        validate.check_seed(self.seed)
+        validate.integer(self, "seed", minimum=0, maximum=2**32 - 1)
 
     def load(self) -> FixedTasks:
         """The same, its data read, where there is any."""

@@ -19,8 +19,8 @@ import jax
 
 import lavajax
 from lavajax.methods.base import Method
+from lavajax.start import init_state
 from lavajax.steps import run_steps
-from lavajax.train import init_state
 from ratios import Ratio, publish
 
 BATCHES = (16, 64, 256, 1024)

@@ -26,8 +26,8 @@ import jax
 import lavajax
 from gpu_check import METHODS
 from lavajax.methods.base import Method
+from lavajax.start import init_state
 from lavajax.steps import run_steps
-from lavajax.train import init_state
 from ratios import Ratio, publish
 
 SECONDS, GROWTH = 6.0, 1.5

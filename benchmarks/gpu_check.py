@@ -25,8 +25,8 @@ import numpy as np
 
 import lavajax
 from lavajax.methods.base import Method
+from lavajax.start import init_state
 from lavajax.steps import run_steps
-from lavajax.train import init_state
 
 METHODS: dict[str, Method] = {
     "lava": lavajax.Lava(),

@@ -32,8 +32,8 @@ import figures
 import lavajax
 from files import write_whole
 from lavajax.methods.base import Method
+from lavajax.start import start_state
 from lavajax.steps import run_steps
-from lavajax.train import start_state
 
 SHOTS = (2, 5, 10, 20)
 META_BATCH = 10

@@ -29,10 +29,10 @@ import figures
 import lavajax
 from lavajax import network
 from lavajax.outer import BatchExpectation, apply_gradient, meta_gradient
+from lavajax.start import init_state
 from lavajax.steps import draw as draw_tasks
 from lavajax.steps import run_steps
 from lavajax.subspace import net_of
-from lavajax.train import init_state
 from lavajax.types import Array, Task, TrainState
 
 PARTS = {

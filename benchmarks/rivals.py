@@ -34,8 +34,8 @@ import figures
 import lavajax
 from gpu_check import distance
 from lavajax.outer import BatchExpectation, meta_gradient
+from lavajax.start import init_state
 from lavajax.steps import run_steps
-from lavajax.train import init_state
 
 OURS = "lavajax, closed form"
 NAIVE = "lavajax, naive: vmap(jax.hessian)"

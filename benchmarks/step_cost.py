@@ -26,8 +26,8 @@ from lavajax.methods.base import Method, check_parts, init_network, predict_mean
 from lavajax.methods.task_loss import loss_at
 from lavajax.models.base import Model
 from lavajax.outer import gradient_step, no_memory
+from lavajax.start import init_state
 from lavajax.steps import run_steps
-from lavajax.train import init_state
 from ratios import Ratio, publish
 
 

@@ -36,7 +36,7 @@ import lavajax
 from lavajax import checkpoint
 from lavajax.extras import require
 from lavajax.rescue import left_out as count_skipped
-from lavajax.train import start_state
+from lavajax.start import start_state
 
 try:
     for package in ("tyro", "docstring_parser", "rich", "orbax.checkpoint"):

@@ -22,7 +22,7 @@ import lavajax
 from helpers import METHODS, RELU, make_params, make_points, points_for
 from lavajax import checkpoint, store
 from lavajax.checkpoint import DamagedError, restore_state, save_state
-from lavajax.train import start_state
+from lavajax.start import start_state
 
 SOURCE = lavajax.Sine(shots=3, queries=4)
 METHOD = lavajax.lava_converged(model=RELU)

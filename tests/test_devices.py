@@ -13,7 +13,7 @@ import jax, jax.numpy as jnp, optax
 from jax.sharding import AxisType, PartitionSpec as P
 import lavajax
 from lavajax.outer import BatchExpectation
-from lavajax.train import init_state
+from lavajax.start import init_state
 
 jax.config.update("jax_enable_x64", True)
 assert jax.device_count() == 4

@@ -12,8 +12,8 @@ import lavajax
 from helpers import RELU, assert_close, at, make_params, make_points, stack
 from lavajax.outer import BatchExpectation, meta_gradient
 from lavajax.rescue import careful_step, not_finite
+from lavajax.start import init_state, start_state
 from lavajax.steps import draw
-from lavajax.train import init_state, start_state
 
 METHOD = lavajax.Lava(RELU)
 KEYS = jax.random.split(jax.random.key(3), 4)

@@ -14,9 +14,9 @@ from scipy.stats import norm
 import lavajax
 from lavajax.evaluate import _batch_size, _example, task_keys
 from lavajax.outer import BatchExpectation
+from lavajax.start import init_state, start_state
 from lavajax.steps import run_steps
 from lavajax.tasks.dynamics import Pendulum
-from lavajax.train import init_state, start_state
 from lavajax.types import Points, Task
 
 MODEL = lavajax.MLP(hidden=(8, 8))

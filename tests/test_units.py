@@ -14,7 +14,7 @@ import pytest
 import lavajax as lj
 from helpers import RELU, assert_close, make_params, make_points
 from lavajax import api, checkpoint, store
-from lavajax.train import start_state
+from lavajax.start import start_state
 
 X = lj.Columns((1000.0, -3.0), (20.0, 0.5), ("load", "temp"))
 Y = lj.Columns((5.0, -70.0), (0.1, 400.0), ("wear", "heat"))

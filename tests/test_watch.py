@@ -11,7 +11,7 @@ import pytest
 
 import lavajax
 from helpers import RELU
-from lavajax.train import start_state
+from lavajax.start import start_state
 from lavajax.watch import Watch
 
 TASKS = lavajax.Sine(shots=3, queries=4)

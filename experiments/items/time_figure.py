@@ -16,8 +16,8 @@ import figures
 import lavajax
 from comparison import PREDICTED, Job, machine, predictor
 from items.systems_table import CLIPS, systems
+from lavajax.start import start_state
 from lavajax.steps import MOST_DRAWN, run_steps
-from lavajax.train import start_state
 from protocols import CONTEXT, Protocol, Row, Scale
 from tables import Table, section
 from works import Folders, Work

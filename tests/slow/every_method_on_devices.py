@@ -41,8 +41,8 @@ import optax  # noqa: E402
 import lavajax  # noqa: E402
 from gpu_check import METHODS, distance  # noqa: E402
 from lavajax.sharding import AXIS, Share  # noqa: E402
+from lavajax.start import start_state  # noqa: E402
 from lavajax.steps import run_steps  # noqa: E402
-from lavajax.train import start_state  # noqa: E402
 
 RATE, LIMIT = 1e-3, 1e-6
 SINE = lavajax.Sine(shots=4, queries=5)

@@ -23,7 +23,7 @@ import numpy as np
 
 import lavajax
 from lavajax import checkpoint
-from lavajax.train import start_state
+from lavajax.start import start_state
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = [

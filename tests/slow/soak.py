@@ -33,7 +33,7 @@ import numpy as np
 
 import lavajax
 from lavajax import checkpoint
-from lavajax.train import start_state
+from lavajax.start import start_state
 
 STEPS = 40
 

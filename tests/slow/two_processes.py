@@ -29,8 +29,8 @@ import optax
 import lavajax
 from lavajax.outer import BatchExpectation
 from lavajax.sharding import ALONE
+from lavajax.start import start_state
 from lavajax.steps import draw
-from lavajax.train import start_state
 
 RUN = Path(__file__).resolve().parents[2] / "experiments" / "run.py"
 OPTIONS = [

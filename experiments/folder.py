@@ -19,6 +19,7 @@ from typing import Any
 
 from files import UNFINISHED, write_whole
 from lavajax import disk, store
+from lavajax.atomic import remove_unfinished
 from lavajax.checkpoint import CHECKPOINTS
 
 try:
@@ -84,7 +85,7 @@ class RunFolder:
             raise ValueError(f"{path} must be the folder of a run, and has no {CONFIG}")
         folder = RunFolder(path)._locked()
         if (path / CHECKPOINTS).is_dir():
-            store.remove_unfinished(path / CHECKPOINTS)
+            remove_unfinished(path / CHECKPOINTS)
         return folder
 
     def __enter__(self) -> RunFolder:

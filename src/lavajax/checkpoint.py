@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from lavajax import leaves, store
+from lavajax.atomic import remove
 from lavajax.config import MissingPartError, changed, differences, from_json, to_json
 from lavajax.methods.base import Method, expected_params
 from lavajax.store import DamagedError
@@ -134,7 +135,7 @@ def save_state(
     written = _write(state, path, state.params, seeds=seeds, kind="state", settings=settings)
     others = [old for old in _steps(folder) if old != path]  # a later step is not newer
     for old in others[keep - 1 :]:
-        store.remove(old)
+        remove(old)
     return written
 
 
@@ -189,7 +190,7 @@ def set_aside_after(run: str | Path, step: int) -> list[Path]:
     for folder in _steps(Path(run).absolute() / CHECKPOINTS):
         if int(folder.name) > step:
             aside = folder.with_name(folder.name + ".damaged")
-            store.remove(aside)
+            remove(aside)
             found.append(folder.rename(aside))
     return found
 

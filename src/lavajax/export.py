@@ -12,8 +12,8 @@ from jax import export as jax_export
 
 from lavajax import api, disk, leaves, validate
 from lavajax.arguments import check_params
+from lavajax.atomic import Kind, unfinished
 from lavajax.extras import require
-from lavajax.store import Kind, unfinished
 from lavajax.types import Array, MetaParams, Points, PyTree
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

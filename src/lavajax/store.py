@@ -7,18 +7,13 @@ reads a flipped byte as if it were data. Nothing here can carry code.
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import errno
 import hashlib
 import json
 import logging
 import math
 import os
 import re
-import secrets
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +21,7 @@ import jax
 import numpy as np
 
 from lavajax import disk
+from lavajax.atomic import Kind, previous, unfinished
 from lavajax.extras import require
 from lavajax.zarr import BLOCK, Header, read_header
 
@@ -35,8 +31,8 @@ SMALL_BYTES = 2**30  # arrays of so many are read whatever their files have
 MOST_PACKED = 100  # larger ones take at most so many times their files: weights are hardly packed
 _HEADER, _OTHERS = ".zarray", ("zarr.json", "manifest.ocdbt")  # of our layout, and of all others
 _MOST_JSON = 2**26  # bytes; what is larger is not ours, and is not read
+_SAVED = Kind("a saved model", frozenset({MANIFEST}), frozenset({MANIFEST, RECORD, ARRAYS}))
 _ROOM_BESIDE, _ROOM_OF_EACH = 2**18, 2**13  # bytes: of records, and the blocks of an array's files
-_TEMPORARY, _PREVIOUS = ".unfinished-", ".previous-"
 
 
 class DamagedError(ValueError):
@@ -75,73 +71,6 @@ def write(
             (temporary / MANIFEST).write_bytes(_manifest_text(temporary).encode())
 
 
-@dataclasses.dataclass(frozen=True)
-class Kind:
-    """What a folder is, that is replaced only by another of its kind.
-
-    Attributes:
-        name: with its article.
-        marks: the files without which it is none.
-        files: all that it may hold.
-    """
-
-    name: str
-    marks: frozenset[str]
-    files: frozenset[str]
-
-    def check_free(self, path: Path, replace: bool) -> None:
-        """Requires a path that is new, empty or, to ``replace``, of this kind and no more.
-
-        Raises:
-            ValueError: it is not; the message says what is there.
-        """
-        if not path.exists():
-            return
-        found = {p.name for p in path.iterdir()} if path.is_dir() else {path.name}
-        if not found:
-            return
-        if not replace:
-            raise ValueError(
-                f"path must be new, {path} is in use; overwrite=True replaces {self.name}"
-            )
-        if not path.is_dir() or not self.marks <= found:
-            raise ValueError(
-                f"path must be {self.name} to be overwritten, {path} is something else"
-            )
-        if foreign := sorted(found - self.files):
-            raise ValueError(
-                f"path must hold {self.name} alone to be overwritten, {path} also has "
-                f"{', '.join(foreign[:5])}"
-            )
-
-
-_SAVED = Kind("a saved model", frozenset({MANIFEST}), frozenset({MANIFEST, RECORD, ARRAYS}))
-
-
-@contextlib.contextmanager
-def unfinished(path: Path, replace: bool, kind: Kind) -> Iterator[Path]:
-    """A new folder under a temporary name beside ``path``, and ``path`` at the end; or nothing.
-
-    Args:
-        path: what the folder becomes; no link.
-        replace: put it in the place of an older one.
-        kind: what the older one must be, when the new one is whole.
-
-    Raises:
-        ValueError: something has appeared at ``path`` meanwhile that is not to be replaced.
-    """
-    temporary = path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
-    try:
-        temporary.mkdir()
-        yield temporary
-        if replace:
-            kind.check_free(path, replace)
-        _move_in(temporary, path, replace)
-    except BaseException:
-        disk.remove(temporary)
-        raise
-
-
 def _save_arrays(checkpointer: Any, path: Path, arrays: dict[str, np.ndarray]) -> None:
     logger = logging.getLogger("absl")
     level = logger.level
@@ -156,52 +85,6 @@ def _save_arrays(checkpointer: Any, path: Path, arrays: dict[str, np.ndarray]) -
         logger.setLevel(level)
 
 
-def _move_in(temporary: Path, path: Path, replace: bool) -> None:
-    """Puts a whole folder in the place of an older one, if there is any and ``replace``."""
-    if not (replace and path.exists()):
-        with contextlib.suppress(OSError):
-            path.rmdir()  # an empty folder, in whose place not every system puts another
-        try:
-            temporary.rename(path)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise
-            raise ValueError(
-                f"path must be new, {path} is in use: it was written by another process meanwhile"
-            ) from None
-        return
-    # A folder cannot be exchanged in one step everywhere: between these two the old one has
-    # another name, which ``open_record`` tells whoever looks for it.
-    aside = _previous(path)
-    shutil.rmtree(aside, ignore_errors=True)
-    path.rename(aside)
-    try:
-        temporary.rename(path)
-    except BaseException:
-        if not path.exists():
-            aside.rename(path)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _previous(path: Path) -> Path:
-    return path.with_name(f"{_PREVIOUS}{path.name}")
-
-
-def remove_unfinished(parent: Path) -> None:
-    """Removes what a killed ``write`` has left in a folder that nobody else writes to."""
-    for left in parent.glob(_TEMPORARY + "*"):
-        shutil.rmtree(left, ignore_errors=True)
-
-
-def remove(path: Path) -> None:
-    """Removes a stored folder; under another name first, so that no half of it is ever found."""
-    if path.exists():
-        doomed = path.with_name(f"{_TEMPORARY}{path.name}-{os.getpid()}")
-        path.rename(doomed)
-        shutil.rmtree(doomed)
-
-
 def open_record(path: Path) -> dict[str, Any]:
     """Verifies every file of a folder, and returns its record.
 
@@ -212,7 +95,7 @@ def open_record(path: Path) -> dict[str, Any]:
     """
     path = Path(path).absolute()
     if not path.is_dir():
-        aside = _previous(path)
+        aside = previous(path)
         hint = f"; an overwrite was interrupted: the older one is {aside}" if aside.exists() else ""
         raise FileNotFoundError(f"path must be a saved model or a run folder, {path} is none{hint}")
     manifest = _read_manifest(path)

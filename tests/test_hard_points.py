@@ -142,6 +142,7 @@ def test_padded_queries_stay_out_of_batch_statistics_in_loss_and_score():
         lambda q: task_scores(params, lavajax.Task(support, q))["values"],
     ):
         np.testing.assert_allclose(score(padded), score(query), rtol=1e-5)
+        assert np.isnan(score(lavajax.Points(padded.x, padded.y, jnp.arange(5) < 1)))
 
 
 def test_a_single_query_is_refused_of_a_model_that_normalises_over_the_batch():

@@ -15,7 +15,7 @@ import optax
 
 from lavajax import linalg, network, points, validate
 from lavajax.losses import GaussianNll, Loss, SquaredError
-from lavajax.methods.batch_norm import check_batch, is_normalised
+from lavajax.methods.batch_norm import check_batch
 from lavajax.models.base import MODEL, Model
 from lavajax.outer import Expectation
 from lavajax.subspace import Bound, Subspace, bind, net_of
@@ -227,8 +227,7 @@ def bind_support(
     """The support with its padding made harmless, and the outputs there given the block.
 
     The prior block is float32 or better, whatever the dtype of the network, and so is the block
-    that an inner loop or a solve makes of it. The outputs are NaN where a mask leaves one point to
-    batch normalisation.
+    that an inner loop or a solve makes of it.
 
     Raises:
         ValueError: batch normalisation would leave nothing of the support, called ``name``.
@@ -236,20 +235,7 @@ def bind_support(
     check_batch(params, support.x, support.x.shape[0], name)
     support = points.sanitise(support)
     bound = bind(method.subspace, method.model, params, support.x, support.mask)
-    bound = bound._replace(prior=inner_start(bound.prior, support))
-    if support.mask is not None and is_normalised(params, support.x):
-        # How many points are real is not known here: of one, nothing is a value that is refused.
-        lone = jnp.where(jnp.sum(support.mask) == 1, jnp.nan, 0.0)
-
-        def apply(block: PyTree, x: Array, mask: Array | None) -> Array:
-            outputs = bound.apply(block, x, mask)
-            return outputs + lone.astype(outputs.dtype)
-
-        inputs = bound.inputs
-        if jnp.issubdtype(inputs.dtype, jnp.floating):
-            inputs = inputs + lone.astype(inputs.dtype)
-        return support, bound._replace(inputs=inputs, apply=apply)
-    return support, bound
+    return support, bound._replace(prior=inner_start(bound.prior, support))
 
 
 def inner_start(block: PyTree, support: Points) -> PyTree:

@@ -30,13 +30,8 @@ def check_batch(params: MetaParams, x: Array, real: int, name: str = "support") 
     Raises:
         ValueError: one is, all of whose normalised features are 0.
     """
-    if real == 1 and is_normalised(params, x):
+    if real == 1 and x.ndim == 2 and "batch_stats" in params.fixed.get("backbone", ()):
         raise ValueError(
             f"{name} must have at least 2 points for a model with batch normalisation, which makes "
             "the features of a single one 0 whatever it is, got 1; use layer or group normalisation"
         )
-
-
-def is_normalised(params: MetaParams, x: Array) -> bool:
-    """Whether batch normalisation takes its statistics from vectors x ``[N, d]``, one for each."""
-    return x.ndim == 2 and "batch_stats" in params.fixed.get("backbone", ())

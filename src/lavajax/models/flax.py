@@ -12,7 +12,8 @@ argument ``deterministic``, a bool, and passes it to its Dropout layers; of an N
 
 Batch normalisation normalises with the statistics of the batch at hand, the support's or the
 query's, in both loops; give its ``__call__`` a ``mask`` argument to keep padding out of them. Of a
-batch of one point all normalised features are 0, whatever the point: its support says nothing.
+batch of one vector all normalised features are 0, whatever it is: it is refused, and where a mask
+leaves one, which is known only as the program runs, its features are NaN.
 """
 
 from __future__ import annotations
@@ -122,7 +123,9 @@ class Linen:
             )
             return out
 
-        return apply(x) if key is None or "batch_stats" in fixed else _one_by_one(apply, x)
+        if "batch_stats" in fixed:
+            return _of_many(apply(x), x, mask)
+        return apply(x) if key is None else _one_by_one(apply, x)
 
     def drawn(self, fixed: PyTree, key: Array) -> PyTree:
         """See ``StochasticModel``."""
@@ -194,7 +197,9 @@ class NNX:
             module = nnx.merge(graphdef, weights, batch_stats, streams, rest)
             return module(x, **_given(module_type, context), **masked)
 
-        return apply(x) if key is None or "batch_stats" in fixed else _one_by_one(apply, x)
+        if "batch_stats" in fixed:
+            return _of_many(apply(x), x, mask)
+        return apply(x) if key is None else _one_by_one(apply, x)
 
     def drawn(self, fixed: PyTree, key: Array) -> PyTree:
         """See ``StochasticModel``."""
@@ -227,6 +232,13 @@ def _mask_argument(module_type: type, coupled: bool, mask: Array | None) -> dict
         "support has a mask, but the model computes batch statistics and would count the padding: "
         f"give {module_type.__name__}.__call__ a mask argument and pass it to the BatchNorm layers"
     )
+
+
+def _of_many(features: Array, x: Array, mask: Array | None) -> Array:
+    """Features of inputs x, NaN where batch normalisation is left a single vector."""
+    if mask is None or x.ndim > 2:
+        return features
+    return jnp.where(jnp.sum(mask) == 1, jnp.nan, features)
 
 
 def _one_by_one(apply: Callable[[Array], Array], x: Array) -> Array:

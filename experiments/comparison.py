@@ -163,7 +163,7 @@ def _step_seconds(method: Any) -> float:
     if isinstance(method, lavajax.VrMaml):
         milliseconds *= 2  # it takes two gradients
     if isinstance(getattr(method, "model", None), lavajax.Conv4):
-        milliseconds *= 2.0 * method.model.width
+        milliseconds *= 4.0 * method.model.width
     return milliseconds / 1e3
 
 

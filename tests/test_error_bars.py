@@ -22,7 +22,8 @@ from helpers import (
     prior_block,
     with_method,
 )
-from lavajax.linalg import posterior_draw
+from lavajax import gaussian
+from lavajax.linalg import posterior_draw, posterior_variance
 
 BAYES = lj.Lava(
     RELU,
@@ -107,10 +108,11 @@ def test_a_learned_prior_covariance_is_that_of_bayesian_regression(x64):
 
 
 @BLOCKS
-@pytest.mark.parametrize("steps", [2, "converged"])
-def test_other_blocks_have_the_posterior_of_the_linearised_network(x64, subspace, steps):
+@pytest.mark.parametrize(("steps", "at"), [(2, "auto"), ("map", "prior"), ("map", "adapted")])
+def test_other_blocks_have_the_posterior_of_the_linearised_network(x64, subspace, steps, at):
     """sigma^2 c J (sum H_i + eps I)^-1 J^T, with every matrix written out."""
-    method = dataclasses.replace(PLAIN, model=TANH, subspace=subspace, inner_steps=steps)
+    settings = {"subspace": subspace, "inner_steps": steps, "curvature_at": at}
+    method = dataclasses.replace(PLAIN, model=TANH, **settings)
     support, query = make_points(3, 2, mask=[1, 0, 1]), make_points(4, 2, seed=4)
     params = make_params(method, support)
     diagnosed = method.diagnose(params, support)
@@ -271,3 +273,35 @@ def test_functions_are_drawn_from_a_posterior_alone():
         lj.predict(params, plain, support.x)
     with pytest.raises(ValueError, match="adapted must be what adapt returned"):
         lj.sample(params, make_labels(2), support.x, jax.random.key(0))
+
+
+@pytest.mark.parametrize("route", ["primal", "dual"])
+@pytest.mark.parametrize("n", [0, 3, 7])
+def test_variance_is_differentiated_as_the_quadratic_form_that_it_is(x64, route, n):
+    """As through the solve, of first and second order, backwards and forwards."""
+    rng = np.random.default_rng(0)
+    z, at, dz, da = (jnp.asarray(rng.standard_normal((m, 5))) for m in (n, 4, n, 4))
+
+    def plain(z, at):
+        return jnp.einsum("mp,pm->m", at, jnp.linalg.solve(jnp.eye(5) + z.T @ z, at.T))
+
+    def rule(z, at):
+        return posterior_variance(z, at, route)
+
+    def derivatives(fn):
+        total = jax.value_and_grad(lambda z, at: jnp.sum(jnp.sin(fn(z, at))), (0, 1))
+        second = jax.grad(lambda z, at: jnp.sum(jnp.cos(total(z, at)[1][1])), (0, 1))
+        return fn(z, at), total(z, at), second(z, at), jax.jvp(fn, (z, at), (dz, da))
+
+    assert_close(derivatives(rule), derivatives(plain), 1e-10)
+
+
+def test_all_weights_are_trained_by_the_density_of_the_query():
+    """Also where few points of a wide network move it without weights of their own."""
+    model = lj.MLP(hidden=(16, 16), activation="tanh")
+    method = dataclasses.replace(BAYES, model=model, subspace=lj.Full())
+    support, query = make_points(3), make_points(4, seed=4)
+    params = make_params(method, support)
+    prediction = predicted(params, support, query.x)
+    density = gaussian.negative_log_density(prediction.mean, prediction.variance, query.y)
+    assert_close(method.loss(params, lj.Task(support, query), None), jnp.mean(density), 1e-5)

@@ -126,24 +126,43 @@ def solve_kronecker_head(
     return solve_gram(z.T, matmul(z.T, targets), ridge)
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
 def posterior_variance(z: Array, at: Array, route: Route = "auto") -> Array:
     """a^T (I + Z^T Z)^-1 a for every row a of ``at`` ``[M, P]``, given Z ``[N, P]``; ``[M]``.
 
     A sum of squares, ||r||^2 + ||Z r||^2 with r = (I + Z^T Z)^-1 a: neither cancellation nor a
-    rounding error can make it negative. In the dual r = a - Z^T u, u = (I + Z Z^T)^-1 Z a = Z r.
+    rounding error can make it negative. Its differential is 2 r^T da - 2 (Z r)^T dZ r, a fifth of
+    the cost of going back through the solve.
+    """
+    r, u = _residuals(z, at, route)
+    return jnp.sum(r**2, axis=1) + jnp.sum(u**2, axis=1)
+
+
+@posterior_variance.defjvp
+def _posterior_variance_jvp(
+    route: Route, primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    (z, at), (dz, da) = primals, tangents
+    r, u = _residuals(z, at, route)
+    variance = jnp.sum(r**2, axis=1) + jnp.sum(u**2, axis=1)
+    return variance, 2 * jnp.sum(r * (da - matmul(u, dz)), axis=1)
+
+
+def _residuals(z: Array, at: Array, route: Route) -> tuple[Array, Array]:
+    """r = (I + Z^T Z)^-1 a ``[M, P]`` and Z r ``[M, N]`` for every row a.
+
+    In the dual r = a - Z^T u, u = (I + Z Z^T)^-1 Z a = Z r.
     """
     n, p = z.shape
     if n == 0:
-        return jnp.sum(at**2, axis=-1)
+        return at, jnp.zeros((at.shape[0], 0), at.dtype)
     if route == "dual" or (route == "auto" and n < p):
         gram = matmul(z, z.T)
-        u = solve_positive(add_diagonal(gram, above_rounding(1.0, gram)), matmul(z, at.T))
-        r = at.T - matmul(z.T, u)
-    else:
-        gram = matmul(z.T, z)
-        r = solve_positive(add_diagonal(gram, above_rounding(1.0, gram)), at.T)
-        u = matmul(z, r)
-    return jnp.sum(r**2, axis=0) + jnp.sum(u**2, axis=0)
+        u = solve_positive(add_diagonal(gram, above_rounding(1.0, gram)), matmul(z, at.T)).T
+        return at - matmul(u, z), u
+    gram = matmul(z.T, z)
+    r = solve_positive(add_diagonal(gram, above_rounding(1.0, gram)), at.T).T
+    return r, matmul(r, z.T)
 
 
 def posterior_draw(key: Array, z: Array, shape: tuple[int, ...], route: Route = "auto") -> Array:

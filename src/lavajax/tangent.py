@@ -106,6 +106,15 @@ class LayerRows:
             total = total + inner[:, None, :, None] * outer
         return total
 
+    def written_out(self, factors: Array) -> Rows:
+        """S_i^T J_i for factors S ``[N, k, r]``, row by row: for what needs the rows themselves."""
+        layers = []
+        for h, s in self._layers():
+            sent = linalg.einsum("nkr,knj->nrj", factors, s)
+            layers.append({"w": linalg.einsum("ni,nrj->nrij", h, sent), "b": sent})
+        head = linalg.einsum("np,nkr->nrpk", self.z, factors)
+        return Rows({"weights": layers, "head": head})
+
     def steps(self, u: Array) -> LayerSteps:
         """J_i^T u_i of each point, for u ``[N, k]``."""
         return LayerSteps(self.z, u, self.inputs, self.sent(u))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from lavajax import linalg, validate
+from lavajax import linalg, tangent, validate
 from lavajax.curvature import jacobian, point_outputs
 from lavajax.losses import Loss, SquaredError, constant_curvature
 from lavajax.methods.base import (
@@ -268,8 +268,13 @@ class Lava:
         self, params: MetaParams, adapted: Adapted, x: Array, mask: Array | None
     ) -> tuple[Array, Array]:
         """The outputs at x ``[M, ...]``, ``[M, k]``, and their Jacobian, ``[M, k, n]``."""
-        bound = bind(self.subspace, self.model, params, x, mask)
         ones = jnp.ones(x.shape[0])
+        if isinstance(self.subspace, Full) and tangent.is_tapped(self.model):
+            fixed = params.fixed["backbone"]
+            mean, layers = tangent.layer_rows(self.model, adapted.block, fixed, x, ones)
+            unit = jnp.broadcast_to(jnp.eye(mean.shape[1]), (*mean.shape, mean.shape[1]))
+            return mean, layers.written_out(unit).matrix()
+        bound = bind(self.subspace, self.model, params, x, mask)
         mean, rows = jacobian(point_outputs(bound), adapted.block, bound.inputs, ones, fan=False)
         return mean, rows.matrix()
 
@@ -317,11 +322,11 @@ class Lava:
     def outcome(
         self, params: MetaParams, block: PyTree, rows: Array, ridge: Array | float
     ) -> Adapted:
-        """The outcome, with the posterior of precision A^T A + ridge I for rows A."""
+        """The outcome, with the posterior of precision ridge (R^T R + I) for rows R."""
         if self.noise is None:
             return Adapted(block)
         c = constant_curvature(self.point_loss, params["head"].shape[1])
-        return Adapted(block, Posterior(rows / jnp.sqrt(ridge), c / jnp.asarray(ridge, rows.dtype)))
+        return Adapted(block, Posterior(rows, c / jnp.asarray(ridge, rows.dtype)))
 
     def _posterior_size(self, block: PyTree) -> int:
         """n: of one output of a head, or of the whole block."""

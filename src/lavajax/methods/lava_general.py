@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def adapt_general(method: Lava, params: MetaParams, support: Points, bound: Boun
     prior = bound.prior
     apart = PointLosses.of(method.point_loss, support, bound)
     if _in_span(method, apart, prior):
-        return Adapted(_adapt_in_span(method, params, apart, prior))
+        return _adapt_in_span(method, params, apart, prior)
     if _head_in_span(method, apart, prior):
         return Adapted(_adapt_head_in_span(method, params, apart, prior))
     steps, curvature = _fan(method, params, apart, prior)
@@ -43,8 +43,8 @@ def adapt_general(method: Lava, params: MetaParams, support: Points, bound: Boun
         block = jax.tree.map(lambda leaf: leaf * definite, block)
     if not isinstance(curvature, precision.LowRank):
         return Adapted(block)
-    rows = curvature.rows()
-    return method.outcome(params, block, rows, apart.count * epsilon)
+    ridge = apart.count * epsilon
+    return method.outcome(params, block, curvature.rows() / jnp.sqrt(ridge), ridge)
 
 
 @jax.tree_util.register_dataclass
@@ -141,24 +141,32 @@ def _in_span(method: Lava, apart: PointLosses, prior: PyTree) -> bool:
     """
     if not isinstance(method.subspace, Full) or method.curvature != "ggn":
         return False
-    if method.noise is not None:  # the posterior needs the rows of the Jacobian
-        return False
     if not (method.linear_steps or method.inner_steps == 1):
         return False
-    if not method.at_prior and not tangent.is_tapped(method.model):
+    if not tangent.is_tapped(method.model) and not (method.at_prior and method.noise is None):
         return False
     size = sum(leaf.size for leaf in jax.tree.leaves(prior))
     small = apart.weight.shape[0] * apart.out_dim < size
     return method.solver == "dual" or (method.solver == "auto" and small)
 
 
-def _adapt_in_span(method: Lava, params: MetaParams, apart: PointLosses, prior: PyTree) -> PyTree:
-    """theta_0 + J^T u, without a step or a curvature ever written out."""
-    if tangent.is_tapped(method.model):
-        moves: Sequence[tuple[tangent.Jacobian, Array]]
-        moves = _moves_by_layers(method, method.model, params, apart)
-    else:
+def _adapt_in_span(method: Lava, params: MetaParams, apart: PointLosses, prior: PyTree) -> Adapted:
+    """theta_0 + J^T u, without a step or, where there is no noise, a curvature ever written out."""
+    moves: Sequence[tuple[tangent.Jacobian, Array]]
+    if not tangent.is_tapped(method.model):
         moves = _moves(method, params, apart, prior)
+        return Adapted(_moved(prior, moves))
+    layers = _moves_by_layers(method, method.model, params, apart)
+    block = _moved(prior, layers.moves)
+    if method.noise is None:
+        return Adapted(block)
+    ridge = apart.count * layers.epsilon
+    rows = layers.curved.written_out(layers.factors / jnp.sqrt(ridge)).matrix()
+    return method.outcome(params, block, rows.reshape(-1, rows.shape[-1]), ridge)
+
+
+def _moved(prior: PyTree, moves: Sequence[tuple[tangent.Jacobian, Array]]) -> PyTree:
+    """theta_0 + the sum of all J^T u."""
     return jax.tree.map(lambda *leaves: sum(leaves), prior, *(j.combine(u) for j, u in moves))
 
 
@@ -171,6 +179,8 @@ def loss(method: Lava, params: MetaParams, task: Task, key: Array | None) -> Arr
     model, number, queries = method.model, task.support.x.shape[0], task.query.x.shape[0]
     if not (isinstance(method.subspace, Full) and tangent.is_tapped(model) and number):
         return outer_loss(method, params, task, key)
+    if method.outer == "nll":
+        return outer_loss(method, params, task, key)
     support, bound = bind_support(method, params, task.support)
     apart = PointLosses.of(method.point_loss, support, bound)
     widest = max(layer["b"].shape[0] for layer in bound.prior["weights"])
@@ -179,7 +189,7 @@ def loss(method: Lava, params: MetaParams, task: Task, key: Array | None) -> Arr
     # each query point; with less of each than a layer is wide it takes less memory too.
     if max(rank, 2 * queries) > widest or not _in_span(method, apart, bound.prior):
         return outer_loss(method, params, task, key)
-    moves = _moves_by_layers(method, model, params, apart)
+    moves = _moves_by_layers(method, model, params, apart).moves
     query = points.sanitise(task.query)
     shared = prior_of(method, params).block
     after = tangent.outputs_after(model, shared, params.fixed["backbone"], query.x, moves)
@@ -193,13 +203,30 @@ def _moves(
     f, jacobian = apart.jacobian(prior, fan=False)
     gram = jacobian.gram()
     steps = _coefficients(method, params, apart, f, jnp.einsum("nknl->nkl", gram))
-    u = _correction(method, params, apart, f, gram=gram, cross=gram, steps=steps)
+    epsilon, factors = _epsilon_of(method, params, apart, f, gram), apart.loss_factors(f)
+    u = precision.correct_in_span(gram, gram, steps, factors, count=apart.count, epsilon=epsilon)
     return [(jacobian, steps / apart.count + u)]
+
+
+class ByLayers(NamedTuple):
+    """An estimate by the inputs and signals of layers.
+
+    Attributes:
+        moves: what theta_0 moves by, Jacobians J and their u ``[N, k]`` of J^T u.
+        curved: J', the Jacobian where curvatures are taken.
+        factors: S ``[N, k, r]``, of the curvatures J'_i^T S_i S_i^T J'_i.
+        epsilon: eps.
+    """
+
+    moves: list[tuple[tangent.LayerRows, Array]]
+    curved: tangent.LayerRows
+    factors: Array
+    epsilon: Array | float
 
 
 def _moves_by_layers(
     method: Lava, model: TappedModel, params: MetaParams, apart: PointLosses
-) -> list[tuple[tangent.LayerRows, Array]]:
+) -> ByLayers:
     """The same by inputs and signals of layers, with curvatures at theta_0 or at the theta_i.
 
     By weights that all tasks share: the prior block of ``bind_support`` varies with the task, and
@@ -211,13 +238,14 @@ def _moves_by_layers(
     gram = rows.gram()
     steps = _coefficients(method, params, apart, f, jnp.einsum("nknl->nkl", gram))
     average = steps / apart.count
-    if method.at_prior:
-        u = _correction(method, params, apart, f, gram=gram, cross=gram, steps=steps)
-        return [(rows, average + u)]
-    f, moved = tangent.layer_rows(*at, steps=rows.steps(steps))
-    gram, cross = moved.gram(), moved.products(rows)
-    u = _correction(method, params, apart, f, gram=gram, cross=cross, steps=steps)
-    return [(rows, average), (moved, u)]
+    curved, cross = rows, gram
+    if not method.at_prior:
+        f, curved = tangent.layer_rows(*at, steps=rows.steps(steps))
+        gram, cross = curved.gram(), curved.products(rows)
+    epsilon, factors = _epsilon_of(method, params, apart, f, gram), apart.loss_factors(f)
+    u = precision.correct_in_span(gram, cross, steps, factors, count=apart.count, epsilon=epsilon)
+    moves = [(rows, average + u)] if method.at_prior else [(rows, average), (curved, u)]
+    return ByLayers(moves, curved, factors, epsilon)
 
 
 def _coefficients(
@@ -229,22 +257,11 @@ def _coefficients(
     return apart.gradient_coefficients(f, inner_rate(method, params))
 
 
-def _correction(
-    method: Lava,
-    params: MetaParams,
-    apart: PointLosses,
-    f: Array,
-    *,
-    gram: Array,
-    cross: Array,
-    steps: Array,
-) -> Array:
-    """u ``[N, k]`` of ``precision.correct_in_span``, for outputs where curvatures are taken."""
-    epsilon = _epsilon_at(method, params, apart, f, jnp.einsum("nknl->nkl", gram))
-    factors = apart.loss_factors(f)
-    return precision.correct_in_span(
-        gram, cross, steps, factors, count=apart.count, epsilon=epsilon
-    )
+def _epsilon_of(
+    method: Lava, params: MetaParams, apart: PointLosses, f: Array, gram: Array
+) -> Array | float:
+    """eps, given outputs and K ``[N, k, N, k]`` where curvatures are taken."""
+    return _epsilon_at(method, params, apart, f, jnp.einsum("nknl->nkl", gram))
 
 
 def _head_in_span(method: Lava, apart: PointLosses, prior: PyTree) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -37,7 +36,7 @@ def adapt_head(method: Lava, params: MetaParams, support: Points, bound: Bound) 
     curved, plain = _head_steps(method, params, at)
     targets, ridge = curved + epsilon / c * plain, at.n * epsilon
     move = linalg.solve_kronecker_head(at.z, targets, ridge / c, method.route)
-    return method.outcome(params, bound.prior + move, math.sqrt(c) * at.z, ridge)
+    return method.outcome(params, bound.prior + move, jnp.sqrt(c / ridge) * at.z, ridge)
 
 
 def absorb(method: Lava, params: MetaParams, points: Points) -> Sums:

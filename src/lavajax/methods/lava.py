@@ -272,7 +272,8 @@ class Lava:
         if isinstance(self.subspace, Full) and tangent.is_tapped(self.model):
             fixed = params.fixed["backbone"]
             mean, layers = tangent.layer_rows(self.model, adapted.block, fixed, x, ones)
-            unit = jnp.broadcast_to(jnp.eye(mean.shape[1]), (*mean.shape, mean.shape[1]))
+            k = mean.shape[1]
+            unit = jnp.broadcast_to(jnp.eye(k, dtype=mean.dtype), (*mean.shape, k))
             return mean, layers.written_out(unit).matrix()
         bound = bind(self.subspace, self.model, params, x, mask)
         mean, rows = jacobian(point_outputs(bound), adapted.block, bound.inputs, ones, fan=False)

@@ -134,8 +134,7 @@ def posterior_variance(z: Array, at: Array, route: Route = "auto") -> Array:
     rounding error can make it negative. Its differential is 2 r^T da - 2 (Z r)^T dZ r, a fifth of
     the cost of going back through the solve.
     """
-    r, u = _residuals(z, at, route)
-    return jnp.sum(r**2, axis=1) + jnp.sum(u**2, axis=1)
+    return _squared(*_residuals(z, at, route))
 
 
 @posterior_variance.defjvp
@@ -144,8 +143,12 @@ def _posterior_variance_jvp(
 ) -> tuple[Array, Array]:
     (z, at), (dz, da) = primals, tangents
     r, u = _residuals(z, at, route)
-    variance = jnp.sum(r**2, axis=1) + jnp.sum(u**2, axis=1)
-    return variance, 2 * jnp.sum(r * (da - matmul(u, dz)), axis=1)
+    return _squared(r, u), 2 * jnp.sum(r * (da - matmul(u, dz)), axis=1)
+
+
+def _squared(r: Array, u: Array) -> Array:
+    """||r||^2 + ||u||^2 of every row."""
+    return jnp.sum(r**2, axis=1) + jnp.sum(u**2, axis=1)
 
 
 def _residuals(z: Array, at: Array, route: Route) -> tuple[Array, Array]:

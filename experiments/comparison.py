@@ -295,8 +295,8 @@ def _run(job: Job, source: Any, candidate: Candidate, *, seed: int, model: Path)
 
     Returns:
         The metric, its ``median`` and ``standard_error`` over test tasks (cells of an earlier
-        version have no such error), means of ``DENSITIES``, ``curve``, and ``seconds`` of training,
-        compilation included (likewise).
+        version have no such error), means of ``DENSITIES``, ``curve``, ``seconds`` of training,
+        compilation included (likewise), and, if any, ``skipped``, the tasks that training left out.
     """
     curve: list[list[float]] = []  # outer steps so far, error on a few unseen tasks
     seconds: list[float] = []
@@ -311,9 +311,10 @@ def _run(job: Job, source: Any, candidate: Candidate, *, seed: int, model: Path)
 
     try:
         steps = job.protocol.steps
-        params = _train(job, source, candidate, seed=seed, steps=steps, callback=record).params
+        trained = _train(job, source, candidate, seed=seed, steps=steps, callback=record)
     except FloatingPointError:
         return {job.metric: None, "curve": curve, "diverged": True}
+    params = trained.params
     # Whether it is sound is asked of validation tasks: those of the test choose nothing.
     some = min(500, job.protocol.validation_tasks)
     checked = _score(source, params, "validation", some).mean
@@ -329,6 +330,7 @@ def _run(job: Job, source: Any, candidate: Candidate, *, seed: int, model: Path)
         **{name: _mean(getattr(found, name)) for name in DENSITIES},
         "curve": curve,
         "seconds": sum(seconds),
+        **({"skipped": len(trained.skipped)} if trained.skipped else {}),
     }
 
 

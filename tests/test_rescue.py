@@ -15,6 +15,8 @@ from lavajax.rescue import careful_step, not_finite
 from lavajax.start import init_state, start_state
 from lavajax.steps import draw
 
+pytestmark = pytest.mark.filterwarnings("ignore:training left out")
+
 METHOD = lavajax.Lava(RELU)
 KEYS = jax.random.split(jax.random.key(3), 4)
 
@@ -126,20 +128,20 @@ def test_a_step_without_a_good_task_is_left_out_and_counted():
     seen = []
     run |= {"max_skipped": 1.0, "chunk": 1, "callback": seen.append}
     trained = lavajax.train(METHOD, Faulty(0.2), **run)
-    skipped = [each for progress in seen for each in progress.skipped]
+    skipped = tuple(each for progress in seen for each in progress.skipped)
+    assert trained.skipped == skipped
     assert len(skipped) == np.isnan(trained.history["loss"]).sum() > 0
     for leaf in jax.tree.leaves(trained.params.learned):
         assert np.isfinite(leaf).all()
 
 
 def test_training_goes_on_without_them_and_says_which_they_were():
-    seen = []
-    tasks = Faulty(0.02)
-    trained = lavajax.train(
-        METHOD, tasks, steps=40, chunk=10, meta_batch=4, max_skipped=0.2, callback=seen.append
-    )
+    tasks, run = Faulty(0.02), {"steps": 40, "chunk": 10, "meta_batch": 4, "max_skipped": 0.2}
+    with pytest.warns(UserWarning, match=r"left out \d+ tasks.* task \d of step \d+; Tr") as told:
+        trained = lavajax.train(METHOD, tasks, **run)
+    assert [each.filename for each in told] == [__file__]
     assert np.isfinite(trained.history["loss"]).all()
-    skipped = [each for progress in seen for each in progress.skipped]
+    skipped = list(trained.skipped)
     assert skipped
     expected = []
     for step in range(40):
@@ -153,6 +155,13 @@ def test_it_does_not_matter_how_the_run_is_split():
     run = {"steps": 20, "meta_batch": 4, "max_skipped": 1.0}
     one, two = (lavajax.train(METHOD, Faulty(0.1), chunk=c, **run) for c in (20, 5))
     assert_close(one.params.learned, two.params.learned, 1e-5)
+
+
+def test_parameters_that_overflow_at_the_end_of_a_run_are_not_given_back():
+    """Though the mean loss of the last chunk, over its steps before that, is finite."""
+    tx = optax.sgd(lambda step: jnp.where(step < 8, 0.01, jnp.inf))
+    with pytest.raises(FloatingPointError, match=r"diverged: what is learned, .* steps 0 and 10"):
+        lavajax.train(METHOD, Faulty(0.0), steps=10, meta_batch=2, optimizer=tx, max_skipped=1.0)
 
 
 def test_too_many_of_them_end_the_run():

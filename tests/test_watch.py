@@ -39,6 +39,7 @@ def test_an_explosion_is_told_once_and_a_single_bad_chunk_is_none():
         "training explodes: the loss is 2e+09 up to step 5, and was 4 in the first; a lower outer"
     )
     assert look(watch, 5, 6, chunk(3e9)) == []
+    assert not watch.in_doubt
 
 
 def test_small_negative_and_infinite_losses_are_no_explosion():
@@ -97,6 +98,19 @@ def test_training_that_explodes_says_so_and_goes_on():
     assert told[0].filename == __file__
 
 
+def test_an_explosion_in_the_only_chunk_is_told():
+    """By the steps that would follow; a bad task in the last chunk is none."""
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(-0.3))
+    run = {"steps": 60, "meta_batch": 2, "optimizer": tx}
+    with pytest.warns(UserWarning, match=r"training explodes: .* up to step 63") as told:
+        lavajax.train(METHOD, TASKS, **run)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lavajax.train(METHOD, Outlier(TASKS), steps=60, meta_batch=2)
+
+
 def test_training_without_an_active_unit_says_so():
     """Weights of 0, and tasks for whose mean of 0 the bias of the head is right already."""
     tx = optax.sgd(0.01)
@@ -139,6 +153,20 @@ class Silent:
         return lavajax.Task(
             dataclasses.replace(task.support, y=y), dataclasses.replace(task.query, y=queries)
         )
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Outlier:
+    """A task in about 40 has query targets of 1e4."""
+
+    sine: lavajax.Sine
+
+    def sample(self, key, split="train"):
+        task = self.sine.sample(key, split)
+        far = jax.random.uniform(jax.random.fold_in(key, 7)) < 1 / 40
+        y = jnp.where(far, 1e4, task.query.y)
+        return lavajax.Task(task.support, dataclasses.replace(task.query, y=y))
 
 
 @pytest.mark.parametrize("method", [METHOD, lavajax.lava_converged(model=RELU)])

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from lavajax.methods.base import Method
 
 
+DIVERGED = (
+    "training diverged: what is learned, or its loss, is not finite between steps {start} and "
+    "{stop}; a lower outer rate, or a larger epsilon or epsilon_floor, may help"
+)
+
+
 def not_finite(method: Method, params: MetaParams, expect: BatchExpectation) -> Array:
     """``[B]`` booleans: the tasks whose loss, or its gradient, is not finite."""
     learned = expect.own(params.learned)
@@ -154,10 +160,7 @@ def left_out(skipped: tuple[tuple[int, ...], ...], room: np.ndarray) -> np.ndarr
 def _why(skipped: list[tuple[int, ...]], start: int, stop: int, *, every: bool) -> str:
     """What has ended a run; ``every``: all tasks of a step were bad."""
     if every:
-        return (
-            f"training diverged: the loss is not finite between steps {start} and {stop}; a lower "
-            "outer rate, or a larger epsilon or epsilon_floor, may help"
-        )
+        return DIVERGED.format(start=start, stop=stop)
     return (
         f"{len(skipped)} tasks up to step {skipped[-1][0]} have a loss or a gradient that is not "
         f"finite, more than max_skipped allows; the first is task {skipped[0][-1]} of step "

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from lavajax import leaves
@@ -72,6 +73,32 @@ def start_state(
     keys = jnp.stack([jax.random.key(seed + i) for i in range(seeds)])
     start = partial(_start, method=method, tx=tx)
     return jax.vmap(start, in_axes=(None, 0))(tasks, keys)
+
+
+def begin(
+    method: Method,
+    tasks: TaskSource,
+    tx: optax.GradientTransformation,
+    state: TrainState | None,
+    *,
+    steps: int,
+    seed: int,
+    seeds: int | None,
+) -> tuple[TrainState, int]:
+    """The state that a run of so many steps begins at, a given one or ``start_state``; its step.
+
+    Raises:
+        ValueError: as ``check_state`` and ``start_state``; or the run ends before the given one.
+    """
+    if state is None:
+        state = start_state(method, tasks, tx, seed=seed, seeds=seeds)
+    else:
+        check_state(state, method, tasks, tx, seeds)
+        state = jax.tree.map(jnp.copy, state)  # the caller's own is not given up to the chunks
+    done = int(np.max(state.step))
+    if done > steps:
+        raise ValueError(f"state must not be beyond steps = {steps}, got one of step {done}")
+    return state, done
 
 
 # Compiled, so that no two leaves of the state share a buffer: all are given up to each chunk.

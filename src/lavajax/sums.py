@@ -92,7 +92,7 @@ def sums_behind(z: Array, move: Array, ridge: Array | float) -> Sums:
     gram = linalg.matmul(z.T, z)
     return Sums(
         features=gram,
-        curved=linalg.matmul(gram, move) + ridge * move,
+        curved=linalg.matmul(gram, move) + linalg.above_rounding(ridge, gram) * move,
         steps=jnp.zeros_like(move),
         count=jnp.sum(jnp.any(z != 0, axis=-1), dtype=z.dtype),
     )

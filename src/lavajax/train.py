@@ -7,6 +7,7 @@ import functools
 import math
 import numbers
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -17,9 +18,9 @@ import numpy as np
 import optax
 
 from lavajax.methods.base import Method
-from lavajax.rescue import is_sound, left_out, run_carefully, spoiled
+from lavajax.rescue import DIVERGED, is_sound, left_out, run_carefully, spoiled
 from lavajax.sharding import give, local, replicate, task_mesh
-from lavajax.start import check_state, start_state
+from lavajax.start import begin
 from lavajax.steps import run_chunk, step_with_care
 from lavajax.tasks.base import TaskSource, check_source
 from lavajax.types import MetaParams, TrainState
@@ -92,11 +93,13 @@ class Trained:
         state: the whole final state.
         history: metrics over the run, each ``[chunks]`` or ``[chunks, seeds]``, and ``step``; NaN
             for a chunk in which no step had a task to learn from.
+        skipped: the tasks of the run that were left out, as in ``Progress``, from ``state`` on.
     """
 
     params: MetaParams
     state: TrainState
     history: dict[str, np.ndarray]
+    skipped: tuple[tuple[int, ...], ...] = ()
 
     def seed(self, index: int) -> MetaParams:
         """The meta-parameters of one of several seeds.
@@ -174,12 +177,12 @@ def train(
     Warns:
         UserWarning: training is finite and yet none, and goes on: its loss explodes, or its
             gradient, or that of a layer of the backbone, is exactly 0 (``lavajax.watch``). Said
-            once.
+            once. Or tasks were left out, and no callback heard of it.
 
     Raises:
         ValueError: an argument is out of range, or the method cannot take such tasks.
-        FloatingPointError: the loss of every seed has become NaN or infinite, or more tasks than
-            ``max_skipped`` would have to be left out; the message has the first of them.
+        FloatingPointError: the parameters of every seed have become NaN or infinite, or more tasks
+            than ``max_skipped`` would have to be left out; the message has the first of them.
     """
     if isinstance(method, type) or not callable(getattr(method, "step", None)):
         raise ValueError(f"method must be an instance such as Lava(), got {method!r}")
@@ -192,15 +195,7 @@ def train(
         raise ValueError(f"max_skipped must be from 0 to 1, a share, got {max_skipped}")
     mesh = task_mesh(devices)
     tx = outer_optimizer(steps) if optimizer is None else _check_optimizer(optimizer)
-    if state is None:
-        state = start_state(method, tasks, tx, seed=seed, seeds=seeds)
-    else:
-        check_state(state, method, tasks, tx, seeds)
-        state = jax.tree.map(jnp.copy, state)  # the caller's own is not given up to the chunks
-    done = int(np.max(state.step))
-    if done > steps:
-        raise ValueError(f"state must not be beyond steps = {steps}, got one of step {done}")
-
+    state, done = begin(method, tasks, tx, state, steps=steps, seed=seed, seeds=seeds)
     state, tasks = replicate(state, mesh), give(tasks, mesh)
     settings: dict[str, Any] = {
         "tx": tx,
@@ -230,19 +225,24 @@ def train(
             room, every = room - left_out(omitted, room), every + omitted
         done += length
         history.append({"step": np.asarray(done), **host})
-        # Without a loss a run may yet be sound: no step of the chunk had a good task.
         here = local(state, mesh)
-        if not (np.isfinite(host["loss"]).any() or is_sound(here.params, here.step).any()):
-            raise FloatingPointError(
-                f"training diverged: the loss is not finite between steps {done - length} and "
-                f"{done}; a lower outer rate, or a larger epsilon or epsilon_floor, may help"
-            )
+        if not is_sound(here.params, here.step).any():
+            raise FloatingPointError(DIVERGED.format(start=done - length, stop=done))
         watch.look(done - length, done, host)
         if callback is not None:
             seconds = time.perf_counter() - begun
             callback(Progress(done, steps, host, seconds, compile_seconds, here, omitted))
+    if watch.in_doubt:
+        losses = [_try_step(state, tasks, done + i, **settings)[0] for i in range(3)]
+        watch.look(done, done + 3, {"loss": np.min(losses, axis=0)})
+    if every and callback is None:
+        warnings.warn(
+            f"training left out {len(every)} tasks, whose loss or gradient is not finite; the "
+            f"first is task {every[0][-1]} of step {every[0][0]}; Trained.skipped has all of them",
+            stacklevel=2,
+        )
     stacked = {name: np.stack([h[name] for h in history]) for name in history[0]}
-    return Trained(here.params, here, stacked)
+    return Trained(here.params, here, stacked, every)
 
 
 def _check_optimizer(given: Any) -> optax.GradientTransformation:

@@ -22,13 +22,18 @@ class Watch:
         self._above = np.zeros(loss.shape, bool)
         self._told = dict.fromkeys(("explodes", "dead", "dead layer"), self._above)
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether the last chunk was the first too large one of a run."""
+        return bool(np.any(self._above & ~self._told["explodes"]))
+
     def look(self, start: int, stop: int, metrics: dict[str, np.ndarray]) -> None:
         """Warns, in the name of who called ``train``, of what is wrong since this chunk.
 
         A run explodes where the mean loss of two chunks, one after the other, is above ``GROWTH``
-        times (1 + the size of the first): a single chunk may have had one bad task. It is dead
-        where the gradient, or that of one of the backbone's layers, was exactly 0 in every step of
-        the chunk, and the loss was not.
+        times (1 + the size of the first): a single chunk may have had one bad task, and leaves
+        the run ``in_doubt``. It is dead where the gradient, or that of one of the backbone's
+        layers, was exactly 0 in every step of the chunk, and the loss was not.
 
         Args:
             start: the step before the chunk.

@@ -30,6 +30,11 @@ SETTINGS: list[tuple[str, lavajax.Lava, str]] = [
     ("lava_converged()", lavajax.lava_converged(), "float32"),
     ("lava_converged()", lavajax.lava_converged(), "bfloat16"),
     ("lava_bayesian()", lavajax.lava_bayesian(), "float32"),
+    (
+        "lava_bayesian(epsilon_floor=1e-4)",
+        lavajax.lava_bayesian(epsilon_floor=1e-4),
+        "float32",
+    ),
 ]
 
 

@@ -13,6 +13,7 @@ import lavajax as lj
 from helpers import equations, make_params, make_points
 
 LAVA, CONVERGED = lj.Lava(), lj.lava_converged()
+FIRM = lj.lava_bayesian(epsilon_floor=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,7 @@ LAVA, CONVERGED = lj.Lava(), lj.lava_converged()
         (LAVA, 10, "float32"),
         (CONVERGED, 10, "float32"),
         (CONVERGED, 100, "float32"),
+        (FIRM, 100, "float32"),
         (CONVERGED, 10, "bfloat16"),
     ],
 )

@@ -23,9 +23,10 @@ SETTINGS = {
     "paper": lj.Lava(),
     "converged": lj.lava_converged(),
     "map": lj.lava_converged(inner_steps="map"),
+    "bayesian": lj.lava_bayesian(),
 }
 # Largest scale of features: a single step of a fixed rate overshoots as their square.
-LARGEST = {"paper": 2, "converged": 6, "map": 6}
+LARGEST = {"paper": 2, "converged": 6, "map": 6, "bayesian": 6}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,17 +42,22 @@ class Raw:
 
 @functools.cache
 def compiled(name, slots):
-    """``(params, predictions [M, k], finite gradients)``, compiled once for each shape."""
+    """The parameters, and ``run(x, y, mask, at)``, compiled once for each shape.
+
+    It gives the gradients of the outer loss, and the prediction ``[M, k]``.
+    """
     d, k = SHAPES[slots]
     method = dataclasses.replace(SETTINGS[name], model=Raw())
-    params = make_params(method, make_points(2, k, d))
+    params, key = make_params(method, make_points(2, k, d)), jax.random.key(0)
 
     @jax.jit
     def run(x, y, mask, at):
         def loss(learned, x, y, at):
             here = params.replace_learned(learned)
-            predicted = method.predict(here, method.adapt(here, lj.Points(x, y, mask)), at).mean
-            return jnp.mean(predicted**2), predicted
+            support = lj.Points(x, y, mask)
+            predicted = method.predict(here, method.adapt(here, support), at)
+            task = lj.Task(support, lj.Points(at, jnp.zeros((QUERIES, k))))
+            return method.loss(here, task, key), predicted
 
         return jax.grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(params.learned, x, y, at)
 
@@ -83,35 +89,39 @@ def tasks(draw, largest):
 def exact(name, params, x, y, at):
     """The head's equation in float64, by NumPy.
 
-    Also the condition number of its system, and the largest sum of terms in a prediction.
+    Predictions, and z^T (Z^T Z + ridge I)^-1 z for each query; the condition number of the system,
+    the largest sum of terms in a prediction, and ||z||^2 / ridge.
     """
     method = params.method
     w = np.asarray(params["head"], float)
     z, z_at = (np.concatenate([a, np.ones((len(a), 1))], axis=1).astype(float) for a in (x, at))
-    if len(z) == 0:
-        return z_at @ w, 1.0, np.max(np.abs(z_at) @ np.abs(w))
-    c, n, s = 2 / w.shape[1], len(z), np.sum(z**2, axis=1)
+    c, n, s = 2 / w.shape[1], max(len(z), 1), np.sum(z**2, axis=1)
+    share = n if method.prior_correction else 1
     epsilon = method.epsilon
     if method.learn_epsilon:
-        epsilon = np.exp(float(params["log_epsilon"])) + method.epsilon_floor * c * np.mean(s)
+        floor = method.epsilon_floor * c * np.sum(s) / n * share
+        epsilon = np.exp(float(params["log_epsilon"])) + floor
+    epsilon = epsilon / share
     omega = {
         "paper": method.inner_rate * (c * s + epsilon),
         "converged": 1 + epsilon / (c * s),
-        "map": np.ones(n),
-    }[name]
+    }.get(name, np.ones(len(z)))
     ridge = n * epsilon / c
     gram = z.T @ z
-    moved = np.linalg.solve(gram + ridge * np.eye(len(w)), z.T @ (omega[:, None] * (z @ w - y)))
+    system = gram + ridge * np.eye(len(w))
+    moved = np.linalg.solve(system, z.T @ (omega[:, None] * (z @ w - y)))
     reach = np.max(np.abs(z_at) @ (np.abs(w) + np.abs(moved)))
-    return z_at @ (w - moved), 1 + np.trace(gram) / ridge, reach
+    variance = np.sum(z_at * np.linalg.solve(system, z_at.T).T, axis=1)
+    prior = np.sum(z_at**2, axis=1) / ridge
+    return z_at @ (w - moved), variance, 1 + np.trace(gram) / ridge, reach, prior
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_head_is_its_equation_at_whatever_points(name):
     """In float32, to 1e-5 + 1e-6 kappa, kappa the condition number of the system.
 
-    Relative to the terms that add up to the prediction. Their order and what stands in
-    padding have no effect, and no gradient is NaN.
+    Relative to the terms that add up to the prediction. Error bars are, relative to those of the
+    prior. Their order and what stands in padding have no effect, and no gradient is NaN.
     """
 
     @settings(max_examples=25, derandomize=True, deadline=None, database=None)
@@ -121,17 +131,22 @@ def test_head_is_its_equation_at_whatever_points(name):
         params, run = compiled(name, len(x))
         gradients, predicted = run(x, y, mask, at)
         assert_finite(gradients)
-        expected, condition, reach = exact(name, params, x[mask], y[mask], at)
-        tolerance = (1e-5 + 1e-6 * condition) * reach
-        np.testing.assert_allclose(predicted, expected, rtol=0, atol=tolerance)
+        mean, variance, condition, reach, prior = exact(name, params, x[mask], y[mask], at)
+        relative = 1e-5 + 1e-6 * condition
+        tolerance = relative * reach
+        np.testing.assert_allclose(predicted.mean, mean, rtol=0, atol=tolerance)
+        if predicted.epistemic is not None:
+            assert np.all(predicted.epistemic >= 0)
+            error = np.abs(predicted.epistemic / predicted.noise - variance[:, None])
+            assert np.all(error <= relative * prior[:, None])
 
         order = np.random.default_rng(0).permutation(len(x))
         _, shuffled = run(x[order], y[order], mask[order], at)
-        np.testing.assert_allclose(shuffled, predicted, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(shuffled.mean, predicted.mean, rtol=0, atol=tolerance)
 
         hole = np.where(mask, 0, np.nan).astype(np.float32)[:, None]
         again, padded = run(x + hole, y + hole, mask, at)
-        np.testing.assert_array_equal(padded, predicted)
+        jax.tree.map(np.testing.assert_array_equal, padded, predicted)
         assert_finite(again)
 
     holds()

@@ -202,6 +202,17 @@ def test_what_is_not_points_is_refused(support):
     refused(rf"support must be Points.*\(x, y\), got {type(support).__name__}", support)
 
 
+def test_masked_arrays_are_refused():
+    """What is behind a mask would count."""
+    x, y = (np.ma.array(a, mask=np.arange(N)[:, None] == 1) for a in (SUPPORT.x, SUPPORT.y))
+    refused(r"support\.x must have no masked entries; leave such points out", (x, SUPPORT.y))
+    refused(r"support\.y must have no masked entries", (SUPPORT.x, y))
+    with pytest.raises(ValueError, match=r"^x must have no masked entries"):
+        lj.predict(PARAMS, lj.adapt(PARAMS, SUPPORT), x)
+    whole = np.ma.array(SUPPORT.x, mask=False)
+    assert_close(adapt(PARAMS, (whole, SUPPORT.y)), adapt(PARAMS, SUPPORT), 0)
+
+
 def test_text_is_refused():
     refused(r"support\.x must be an array of numbers", (["one"], SUPPORT.y))
     refused(r"support\.y must be an array of numbers", (SUPPORT.x, [["one"]] * 4))

@@ -65,6 +65,10 @@ def test_float64_and_several_seeds(tmp_path, x64):
         pytest.raises(ValueError, match=r"learned/head is \(9, 2\) float64.*jax_enable_x64"),
     ):
         lavajax.load(tmp_path / "one")
+    with jax.enable_x64(False):
+        lavajax.save(params_of(), tmp_path / "low")
+    with pytest.raises(ValueError, match=r"float32, and .* float64 \(load it where .* is off"):
+        lavajax.load(tmp_path / "low")
 
 
 def test_state_of_a_run_comes_back_with_key_optimiser_and_step(tmp_path):

@@ -330,6 +330,29 @@ def test_dropout_is_deterministic_or_refused():
     assert_finite(gradient(params.learned))
 
 
+class NnxStack(nnx.Module):
+    """Two layers of one definition, each with random streams of its own."""
+
+    def __init__(self, rngs):
+        @nnx.split_rngs(splits=2)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def build(rngs):
+            return nnx.Dropout(0.5, rngs=rngs)
+
+        self.layers = build(rngs)
+
+    def __call__(self, x):
+        return nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None), out_axes=-1)(self.layers, x)
+
+
+def test_stacked_layers_drop_different_units():
+    x = jnp.ones((1, 64))
+    model = lj.NNX(NnxStack)
+    _, fixed = draw(model, x)
+    kept = model.features({}, model.drawn(fixed, jax.random.key(0)), x)[0] > 0
+    assert 0.2 < jnp.mean(kept[:, 0] == kept[:, 1]) < 0.8
+
+
 # A learned prior covariance: see test_error_bars.py for what it means
 
 
@@ -400,6 +423,33 @@ NORMALISED = pytest.mark.parametrize(
 MASKLESS = pytest.mark.parametrize(
     "model", [lj.Linen(LinenMaskless()), lj.NNX(NnxMaskless)], ids=["linen", "nnx"]
 )
+
+
+class LinenTrain(nn.Module):
+    """As Flax's own examples are written."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        return nn.BatchNorm(use_running_average=not train)(nn.Dense(8)(x))
+
+
+class LinenAverage(nn.Module):
+    """One layer of two forgets to take the batch."""
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.BatchNorm(use_running_average=False)(nn.Dense(8)(x))
+        return nn.BatchNorm(use_running_average=True)(h)
+
+
+def test_a_module_that_would_keep_its_running_average_is_refused():
+    x = make_points(4).x
+    with pytest.raises(ValueError, match=r"LinenTrain.__call__ must not take 'train'.*use_running"):
+        draw(lj.Linen(LinenTrain()), x)
+    with pytest.raises(ValueError, match=r"Linen.module must normalise by the batch at hand"):
+        draw(lj.Linen(LinenAverage()), x)
+    with pytest.raises(ValueError, match=r"Linen.module must normalise by the batch at hand"):
+        jax.eval_shape(lambda: draw(lj.Linen(LinenAverage()), x))
 
 
 @NORMALISED

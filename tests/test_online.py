@@ -315,7 +315,7 @@ def test_bad_input_is_refused():
     support = make_points(3)
     params = make_params(lj.Lava(RELU), support)
     sums = lj.online(params, support)
-    for forget in (0.0, 1.1, -1.0, float("nan"), jnp.ones(2)):
+    for forget in (0.0, 1.1, -1.0, float("nan"), jnp.ones(2), jnp.ones(1), "0.9", None):
         with pytest.raises(ValueError, match="forget must be a number above 0 and at most 1"):
             lj.update(params, sums, support, forget=forget)
     with pytest.raises(ValueError, match=r"support\.x must be finite"):

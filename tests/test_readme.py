@@ -41,6 +41,14 @@ def test_guide_runs_as_written_and_adapts():
     assert names["score"].mean < 0.5 * zero
 
 
+def test_a_loop_of_ones_own_over_devices_runs_as_written():
+    (loop,) = (each for each in blocks("docs/devices.md", "python") if "pmap" in each)
+    names: dict = {}
+    exec(compile(loop, "devices.md", "exec", dont_inherit=True), names)
+    assert (names["state"].step == 100).all()
+    assert jnp.isfinite(names["metrics"]["loss"]).all()
+
+
 def test_readme_has_the_two_commands_that_continuous_integration_reads():
     commands = "".join(blocks("README.md", "sh")).splitlines()
     assert len(commands) == 2

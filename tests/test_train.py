@@ -146,6 +146,7 @@ def test_a_run_alone_has_no_axis_of_seeds_and_no_seed_to_pick():
         ({"seed": 2**32 - 1, "seeds": 2}, "from 0 to 4294967294 for the 2 seeds from it on"),
         ({"seed": -1}, "seed must be an integer from 0 to"),
         ({"seed": 1.5}, r"seed must be an integer from 0 to 4294967295, got 1\.5"),
+        ({"max_skipped": "all"}, "max_skipped must be from 0 to 1, a share, got 'all'"),
         ({"optimizer": optax.adam}, r"optimizer must be an optax\.GradientTransformation"),
     ],
 )
@@ -167,6 +168,13 @@ def test_bad_arguments_of_train_are_refused(change, message):
 def test_bad_arguments_of_the_optimizer_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         lavajax.outer_optimizer(10, **change)
+
+
+def test_the_same_optimizer_is_the_same_object_whatever_the_kind_of_its_numbers():
+    """So that a second run compiles nothing."""
+    one = lavajax.outer_optimizer(100, rate=0.5)
+    assert one is lavajax.outer_optimizer(np.int64(100), rate=jnp.float32(0.5), warmup=10, clip=10)
+    assert one is not lavajax.outer_optimizer(100, rate=0.25)
 
 
 def test_optimizer_warms_up_peaks_and_decays_to_zero():

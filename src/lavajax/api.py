@@ -62,7 +62,7 @@ def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
         params: the meta-parameters given to ``adapt``.
         adapted: what ``adapt`` returned.
         x: inputs ``[M, ...]``, M >= 0, NumPy or JAX; or a DataFrame with the named columns, see
-            ``adapt``.
+            ``adapt``. Where an array is NaN, so is the prediction; of a table it is refused.
 
     Returns:
         ``Prediction`` with ``mean`` ``[M, k]`` in the units of the targets, or class

@@ -167,6 +167,11 @@ def _names(params: MetaParams, part: Literal["x", "y"], argument: str) -> tuple[
 
 def _array(value: Any, name: str) -> Array:
     """An array of what was given; integers that JAX's would not hold as numbers of ``float``."""
+    if np.ma.is_masked(value):  # an array alone would show what is behind the mask
+        raise ValueError(
+            f"{name} must have no masked entries; leave such points out (or, of a support, fill "
+            "them with anything and set the mask of Points to False there)"
+        )
     try:
         if not any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
             value = np.asarray(value)

@@ -171,8 +171,10 @@ def score(
 
     Raises:
         ValueError: ``num_tasks`` is below 2 or ``batch`` below 1, or ``seed`` not from 0 to
-            2^32 - 1; there is no such split; or the tasks are no source.
+            2^32 - 1; there is no such split; or the tasks are no source, or ``fn`` no function.
     """
+    if not callable(fn):
+        raise ValueError(f"fn must be a function of a task and a key, got {fn!r}")
     check_source(tasks)
     check_split(split)
     num_tasks = whole("num_tasks", num_tasks, 2, ", for an interval")

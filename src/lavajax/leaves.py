@@ -52,11 +52,9 @@ def check(where: str, saved: dict[str, Any], expected: dict[str, Any]) -> None:
         elif (entry := saved[name])["shape"] != list(leaf.shape) or entry["dtype"] != str(
             leaf.dtype
         ):
-            wide = entry["dtype"] in ("float64", "int64") and str(leaf.dtype) != entry["dtype"]
             problems.append(
                 f"{name} is {tuple(entry['shape'])} {entry['dtype']}, and the method has "
-                f"{leaf.shape} {leaf.dtype}"
-                + (' (jax.config.update("jax_enable_x64", True) comes first)' if wide else "")
+                f"{leaf.shape} {leaf.dtype}{_remedy(entry['dtype'], str(leaf.dtype))}"
             )
     if problems:
         more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
@@ -64,6 +62,15 @@ def check(where: str, saved: dict[str, Any], expected: dict[str, Any]) -> None:
             f"{where} must hold the leaves that its method and model make: "
             f"{'; '.join(problems[:5])}{more}"
         )
+
+
+def _remedy(saved: str, expected: str) -> str:
+    """What to do where the two differ by JAX's precision alone."""
+    if (saved, expected) in (("float64", "float32"), ("int64", "int32")):
+        return ' (jax.config.update("jax_enable_x64", True) comes first)'
+    if (saved, expected) in (("float32", "float64"), ("int32", "int64")):
+        return " (load it where jax_enable_x64 is off, as it was when this was saved)"
+    return ""
 
 
 def pack(tree: PyTree) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -24,7 +24,7 @@ einsum = partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
 def lift(tree: PyTree) -> PyTree:
-    """Floating leaves in float32 or better."""
+    """All leaves in float32 or better."""
     return jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), tree)
 
 

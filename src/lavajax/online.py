@@ -29,6 +29,7 @@ from lavajax.methods.base import Method, expected_params
 from lavajax.posterior import DensePosterior
 from lavajax.sums import Sums, add, followed
 from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec
+from lavajax.validate import real
 
 
 class OnlineMethod(Protocol):
@@ -88,9 +89,8 @@ def update(
     _check_method(params)
     _check_sums(params, sums)
     if not isinstance(forget, jax.core.Tracer):
-        if isinstance(forget, str) or jnp.ndim(forget) or not 0 < float(forget) <= 1:
-            raise ValueError(f"forget must be a number above 0 and at most 1, got {forget!r}")
-        forget = float(forget)  # one type, so that one compilation does
+        # One type, so that one compilation does.
+        forget = real("forget", forget, "a number above 0 and at most 1", lambda f: 0 < f <= 1)
     return _update(params.standardised, sums, check_points(params, points), forget)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import numbers
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,11 +23,10 @@ from lavajax.start import begin
 from lavajax.steps import run_chunk, step_with_care
 from lavajax.tasks.base import TaskSource, check_source
 from lavajax.types import MetaParams, TrainState
-from lavajax.validate import whole
+from lavajax.validate import real, whole
 from lavajax.watch import Watch
 
 
-@functools.lru_cache(maxsize=128)  # the same object again, so that a second run compiles nothing
 def outer_optimizer(
     steps: int, *, rate: float = 5e-3, warmup: int | None = None, clip: float = 10.0
 ) -> optax.GradientTransformation:
@@ -44,14 +42,19 @@ def outer_optimizer(
         ValueError: an argument is not positive, or the warm-up is not shorter than the run.
     """
     steps = whole("steps", steps, 1)
-    if not isinstance(rate, numbers.Real) or not 0 < rate < math.inf:
-        raise ValueError(f"rate must be a finite number above 0, got {rate!r}")
-    if not isinstance(clip, numbers.Real) or not clip > 0:
-        raise ValueError(f"clip must be a number above 0, got {clip!r}")
+    rate = real("rate", rate, "a finite number above 0", lambda r: 0 < r < math.inf)
+    clip = real("clip", clip, "a number above 0", lambda c: c > 0)
     if warmup is None:
         warmup = min(1000, steps // 10)
     if not 0 <= whole("warmup", warmup, 0) < steps:
         raise ValueError(f"warmup must be at least 0 and below steps = {steps}, got {warmup}")
+    return _outer_optimizer(steps, rate, warmup, clip)
+
+
+@functools.lru_cache(maxsize=128)  # the same object again, so that a second run compiles nothing
+def _outer_optimizer(
+    steps: int, rate: float, warmup: int, clip: float
+) -> optax.GradientTransformation:
     schedule = optax.warmup_cosine_decay_schedule(0.0 if warmup else rate, rate, warmup, steps)
     return optax.chain(optax.clip_by_global_norm(clip), optax.adam(schedule))
 
@@ -158,9 +161,9 @@ def train(
         callback: called with a ``Progress`` after every chunk; must copy what it keeps of its
             ``state``.
         state: a state of the same run to go on from, such as a checkpoint's; None starts anew.
-            With the same arguments otherwise, the outcome is that of a run without a pause, to the
-            same bits on the same machine. Where it has taken all steps, it is returned, and the
-            history is empty.
+            With the same arguments otherwise, the outcome is that of a run without a pause, on the
+            same machine as closely as ``chunk`` says. Where it has taken all steps, it is returned,
+            and the history is empty.
         max_skipped: the largest share of the tasks of the run (of all ``steps``) that may be left
             out. A chunk that ends in NaN or infinity is taken again step by step, without the tasks
             whose loss or gradient is not finite; the meta-gradient is that of the others. A seed
@@ -191,8 +194,7 @@ def train(
     chunk = whole("chunk", chunk, 1)
     microbatch = _optional("microbatch", microbatch, "all that fit")
     seeds = _optional("seeds", seeds, "a single run")
-    if not 0 <= max_skipped <= 1:
-        raise ValueError(f"max_skipped must be from 0 to 1, a share, got {max_skipped}")
+    max_skipped = real("max_skipped", max_skipped, "from 0 to 1, a share", lambda m: 0 <= m <= 1)
     mesh = task_mesh(devices)
     tx = outer_optimizer(steps) if optimizer is None else _check_optimizer(optimizer)
     state, done = begin(method, tasks, tx, state, steps=steps, seed=seed, seeds=seeds)

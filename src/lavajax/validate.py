@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -74,6 +74,23 @@ def whole(name: str, value: Any, minimum: int, otherwise: str = "") -> int:
             f"{name} must be an integer of at least {minimum}{otherwise}, got {value!r}"
         )
     return int(value)
+
+
+def real(name: str, value: Any, needed: str, holds: Callable[[float], bool]) -> float:
+    """An argument as a float; scalars of NumPy and JAX are some too.
+
+    Raises:
+        ValueError: it is none, or not what is ``needed``.
+    """
+    try:
+        if isinstance(value, bool | str) or getattr(value, "ndim", 0):
+            raise TypeError
+        result = float(value)
+    except (TypeError, ValueError, OverflowError):
+        result = math.nan
+    if not holds(result):  # of NaN nothing does
+        raise ValueError(f"{name} must be {needed}, got {value!r}")
+    return result
 
 
 def check_seed(seed: Any, number: int = 1) -> int:

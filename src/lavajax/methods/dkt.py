@@ -86,7 +86,8 @@ class Dkt:
         params = init_network(self, key, x, y, {})
         head = params.learned.pop("head")
         params.learned["mean"] = jnp.zeros_like(head[0])
-        kernel_key = jax.random.fold_in(key, 1)  # the network has split the key itself
+        # The network has split the key in two, and so has its folds of 0 and 1.
+        kernel_key = jax.random.fold_in(key, 2)
         params.learned["kernel"] = self._kernel.init(kernel_key, head.shape[0] - 1)
         raw = kernels.unconstrained(self.noise**2, self.noise_floor)
         params.learned["raw_noise"] = scalar(raw)

@@ -19,7 +19,9 @@ class Correlated:
 
     The features are [phi(x), 1] C for phi ``[D]`` of the backbone within and C lower triangular,
     ``[D + 1, D + 1]``. On them, a prior v I over the weights of a head, which is what ``Lava``
-    has, is one of covariance v C C^T over the weights of [phi(x), 1], as ``Alpaca`` learns it.
+    has, is one of covariance v (C C^T + e e^T) over the weights of [phi(x), 1], e the last unit
+    vector, since the head has a bias of its own: that of the constant is at least v. ``Alpaca``
+    learns any.
     Worth trying where densities count: a prior that is the same in all directions has to be matched
     by the scale of every feature, which takes long to learn.
 

@@ -11,9 +11,10 @@ normalisation, which needs the points together, each point of a batch has a mask
 argument ``deterministic``, a bool, and passes it to its Dropout layers; of an NNX module it is set.
 
 Batch normalisation normalises with the statistics of the batch at hand, the support's or the
-query's, in both loops; give its ``__call__`` a ``mask`` argument to keep padding out of them. Of a
-batch of one vector all normalised features are 0, whatever it is: it is refused, and where a mask
-leaves one, which is known only as the program runs, its features are NaN.
+query's, in both loops: give its layers ``use_running_average=False`` (of an NNX module it is set),
+since no average is ever kept. Give the module's ``__call__`` a ``mask`` argument to keep padding
+out. Of a batch of one vector all normalised features are 0, whatever it is: it is refused, and
+where a mask leaves one, which is known only as the program runs, its features are NaN.
 """
 
 from __future__ import annotations
@@ -75,8 +76,10 @@ class Linen:
         """The ``params`` collection as weights, every other collection as fixed.
 
         Raises:
-            ValueError: the module wants a random key in its forward pass, or takes no context.
+            ValueError: the module wants a random key in its forward pass, takes no context, or
+                normalises a batch by a running average, which nothing would ever update.
         """
+        self._check_modes()
         try:
             variables = dict(
                 self.module.init(key, x, **_given(type(self.module), context), **self._mode(None))
@@ -91,7 +94,35 @@ class Linen:
                 "it to its Dropout layers, or set deterministic=True in them "
                 f"({str(error).splitlines()[0]})"
             ) from None
+        self._check_averages(weights, variables, x, context)
         return weights, variables
+
+    def _check_modes(self) -> None:
+        for name in ("train", "training", "is_training"):
+            if name in inspect.signature(type(self.module).__call__).parameters:
+                raise ValueError(
+                    f"{type(self.module).__name__}.__call__ must not take {name!r}, which would "
+                    "always be what it is by default: give it an argument deterministic for its "
+                    "Dropout layers, and use_running_average=False to its BatchNorm layers"
+                )
+
+    def _check_averages(
+        self, weights: PyTree, variables: PyTree, x: Array, context: Array | None
+    ) -> None:
+        """Looks whether a forward pass takes the statistics of the batch, and so moves them."""
+        if "batch_stats" not in variables:
+            return
+        given = {**_given(type(self.module), context), **self._mode(None)}
+        _, moved = self.module.apply(
+            {"params": weights, **variables}, x, mutable=["batch_stats"], **given
+        )
+        before, after = (jax.tree.leaves(each["batch_stats"]) for each in (variables, moved))
+        if any(one is other for one, other in zip(before, after, strict=True)):
+            raise ValueError(
+                "Linen.module must normalise by the batch at hand, and has a layer that takes its "
+                "running average, which nothing updates: give use_running_average=False to its "
+                "BatchNorm layers"
+            )
 
     def features(
         self,
@@ -290,7 +321,8 @@ def _streams(like: PyTree, key: Array | None) -> PyTree:
 
     def start(index: int, leaf: jax.ShapeDtypeStruct) -> Array:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jnp.broadcast_to(jax.random.fold_in(key, index), leaf.shape)
+            own = jax.random.fold_in(key, index)
+            return jax.random.split(own, leaf.shape) if leaf.shape else own
         return jnp.zeros(leaf.shape, leaf.dtype)
 
     return jax.tree.unflatten(treedef, [start(i, leaf) for i, leaf in enumerate(leaves)])

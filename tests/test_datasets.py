@@ -123,8 +123,12 @@ def test_a_wrong_file_says_where_the_right_one_is_published(tmp_path):
 
 def test_a_smaller_zip_than_the_published_one_is_told(tmp_path):
     zip_ = write_zip(tmp_path / "images_evaluation.zip", drawings("Greek", 2))
-    with pytest.warns(UserWarning, match=r"evaluation\.zip is not .* has 659 characters: it has 2"):
-        assert len(list(omniglot.examples(zip_))) == 40
+    for _ in range(2):  # prepared, and read
+        with pytest.warns(UserWarning, match=r"on\.zip is not .* has 659 characters: it has 2"):
+            assert len(load_omniglot(zip_, tmp_path).images) == 40
+    other = zip_.rename(tmp_path / "mine.zip")
+    with pytest.warns(UserWarning, match=r"mine\.zip has the name of none of the published files"):
+        assert len(load_omniglot(other, tmp_path).images) == 40
 
 
 def test_omniglot_zips_that_disagree_are_refused(tmp_path):

@@ -89,7 +89,7 @@ def load_mini_imagenet(path: str | Path, data_dir: str | Path | None = None) -> 
 
 
 def files(path: str | Path) -> list[Path]:
-    """The files that ``path`` stands for.
+    """The files that ``path`` stands for; warns of those that are not the published ones.
 
     Raises:
         FileNotFoundError: one is missing.
@@ -223,7 +223,9 @@ def _array_labels(path: Path, split: str) -> list[str]:
     """The label of each image of a split's archive."""
     file = path / f"{SPLITS[split]}.npz"
     with open_zip(file, file) as archive:
-        return _labels(archive, file, split)
+        labels = _labels(archive, file, split)
+    warn_of_other(file, len(labels), CLASSES[split] * PER_CLASS, "images")
+    return labels
 
 
 def _labels(archive: zipfile.ZipFile, file: Path, split: str) -> list[str]:
@@ -262,7 +264,6 @@ def _from_arrays(path: Path, split: str) -> Iterator[dict[str, Any]]:
     with open_zip(file, file) as archive:
         labels = _labels(archive, file, split)
         classes = _classes(labels, file, split)
-        warn_of_other(file, len(labels) // len(classes), PER_CLASS, "images of each class")
         with archive.open("images.npy") as stream:
             shape, fortran, dtype = _header(stream, file)
             if shape != (len(labels), SIDE, SIDE, 3) or dtype != np.uint8 or fortran:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,12 +71,28 @@ def load_omniglot(path: str | Path, data_dir: str | Path | None = None) -> Image
 
 
 def files(path: str | Path) -> list[Path]:
-    """The zips that ``path`` stands for.
+    """The zips that ``path`` stands for; warns of those that are not whole.
 
     Raises:
         FileNotFoundError: there is none.
+        ValueError: one is no zip, or holds something else than drawings.
     """
-    path = Path(path)
+    found = _zips(Path(path))
+    for zip_ in found:
+        if zip_.name not in ZIPS:
+            warnings.warn(
+                f"{zip_} has the name of none of the published files, {', '.join(ZIPS)}; results "
+                "may not be those of the published data",
+                stacklevel=2,
+            )
+            continue
+        with open_zip(zip_, zip_) as archive:
+            count = len({key[:2] for key, _ in _drawings(archive, zip_)})
+        warn_of_other(zip_, count, ZIPS[zip_.name], "characters")
+    return found
+
+
+def _zips(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     found = [path / name for name in ZIPS if (path / name).is_file()]
@@ -98,15 +115,12 @@ def examples(path: str | Path) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: as ``load_omniglot``.
     """
-    zips = files(path)
+    zips = _zips(Path(path))
     with contextlib.ExitStack() as stack:
         archives = {zip_: stack.enter_context(open_zip(zip_, zip_)) for zip_ in zips}
         places: dict[Key, list[tuple[Path, str]]] = {}
         for zip_, archive in archives.items():
-            there = list(_drawings(archive, zip_))
-            count = len({key[:2] for key, _ in there})
-            warn_of_other(zip_, count, ZIPS.get(zip_.name, count), "characters")
-            for key, member in there:
+            for key, member in _drawings(archive, zip_):
                 places.setdefault(key, []).append((zip_, member))
         characters = sorted({key[:2] for key in places})
         if not characters:

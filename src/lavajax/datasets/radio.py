@@ -74,12 +74,21 @@ def load_radio(path: str | Path, data_dir: str | Path | None = None) -> RadioArr
 
 
 def files(path: str | Path) -> list[Path]:
-    """The file that ``path`` stands for.
+    """The file that ``path`` stands for; warns of one that is smaller than the published one.
 
     Raises:
         FileNotFoundError: there is none.
+        ValueError: its arrays are not of the published layout.
+        ModuleNotFoundError: a package is missing; the message has the command that installs it.
     """
-    path = Path(path)
+    file = _file(Path(path))
+    with _opened(file) as h5:
+        frames = _frames(*(_dataset(h5, name, file) for name in "XYZ"), file)
+    warn_of_other(file, frames, FRAMES, "frames of each class and SNR")
+    return [file]
+
+
+def _file(path: Path) -> Path:
     file = path / FILE if path.is_dir() else path
     if not file.is_file():
         raise not_found(
@@ -87,7 +96,7 @@ def files(path: str | Path) -> list[Path]:
             f"the path of {FILE}, or of its folder",
             PUBLISHED,
         )
-    return [file]
+    return file
 
 
 def examples(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -99,11 +108,10 @@ def examples(path: str | Path) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError, FileNotFoundError, ModuleNotFoundError: as ``load_radio``.
     """
-    (file,) = files(path)
+    file = _file(Path(path))
     with _opened(file) as h5:
         x, y, z = (_dataset(h5, name, file) for name in "XYZ")
         frames = _frames(x, y, z, file)
-        warn_of_other(file, frames, FRAMES, "frames of each class and SNR")
         snr = _block_snr(y, z, FM, frames, file)
         _check_fm(x, z, frames, file)
         first = FM * len(SNRS) * frames

@@ -10,7 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import namedtuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +24,6 @@ from lavajax.datasets import load_omniglot, omniglot
 from test_datasets import drawings, write_zip
 from works import Work
 
-ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 TINY = [
     *("--task=sine", "--shots=3", "--hidden", "8", "--meta-batch=2", "--test-tasks=200"),
     *("--steps=40", "--report-every=10", "--checkpoint-seconds=0"),
@@ -98,16 +99,36 @@ def test_a_path_below_a_file_is_told(write, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.skipif(ROOT, reason="root may write to a read-only folder")
-def test_a_read_only_folder_is_told(call, tmp_path):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a").chmod(0o500)
+@pytest.fixture
+def read_only():
+    """A folder that this process may not write to, even where root started it; and ``run``."""
+    script = __import__("run")  # now: others may not read a Python that lies in root's home
+    with tempfile.TemporaryDirectory() as name:  # root's own folders are closed to all others
+        folder = Path(name, "a")
+        folder.mkdir(0o555)
+        Path(name).chmod(0o755)
+        user = os.geteuid()
+        if user == 0:
+            try:
+                os.seteuid(65534)  # nobody
+            except OSError:
+                pytest.skip("root may write to a read-only folder, and may not become another user")
+        try:
+            yield folder, script
+        finally:
+            os.seteuid(user)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system has no such permissions")
+def test_a_read_only_folder_is_told(read_only):
+    folder, script = read_only
     for write in (save, export):
         with pytest.raises(PermissionError, match="/a/m cannot be written: Permission denied"):
-            write(tmp_path / "a" / "m")
-    code, text = call("run", *TINY, "--out=a/run")
+            write(folder / "m")
+    code, text = call_script(script, *TINY, f"--out={folder}/run")
     assert code == 2
     assert "a/run cannot be written: Permission denied" in text
+    assert not any(folder.iterdir())
 
 
 def test_a_run_that_cannot_write_says_so_before_it_trains(call, tmp_path, monkeypatch):

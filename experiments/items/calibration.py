@@ -163,6 +163,7 @@ def render(scale: Scale, folders: Folders) -> str:
             *("negative log density, nats", found),
             lambda each: f"{each['nll']:.3f} ± {each['nll error']:.2g}",
         ),
+        _beside(found),
         _table(
             *("% of targets inside 95 / 90 / 50% intervals", found),
             lambda each: " / ".join(f"{100 * each[name]:.1f}" for name in COVERAGES),
@@ -188,6 +189,31 @@ def render(scale: Scale, folders: Folders) -> str:
     )
 
 
+def _beside(found: dict[str, Any]) -> str:
+    """LAVA's density beside that of the better of the exact posteriors, in standard errors."""
+    exact = [found[name] for name in found if name.startswith(("ALPaCA", "DKT"))]
+    if not exact:
+        return ""
+    parts = []
+    for name in (name for name in (LAVA, CORRELATED) if name in found):
+        above = {}
+        for n in found[name][0]:
+            best = min((_mean(seeds, n) for seeds in exact), key=lambda each: each["nll"])
+            above[n] = (_mean(found[name], n)["nll"] - best["nll"]) / best["nll error"]
+        beyond = [f"{share:.1f} above it at N = {n}" for n, share in above.items() if share > 1]
+        parts.append(f"{name} is {', '.join(beyond)}" if beyond else f"{name} is so at every N")
+    return (
+        "Within one standard error of the better of ALPaCA and DKT, or below it, is the aim: "
+        f"{'; '.join(parts)}."
+    )
+
+
+def _mean(seeds: list[dict[str, Any]], n: str) -> dict[str, Any]:
+    """Of the scores at one N, over seeds."""
+    values = [seed[n] for seed in seeds]
+    return {key: np.mean([v[key] for v in values], axis=0) for key in values[0]}
+
+
 def _firmness(scale: Scale, folders: Folders) -> str:
     """Where the learned priors start, which the search has chosen."""
     parts = []
@@ -211,11 +237,7 @@ def _table(corner: str, found: dict[str, Any], show: Any) -> str:
     head = [corner, *(f"N = {n}" for n in sizes)]
     lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for name, seeds in found.items():
-        cells = []
-        for n in sizes:
-            values = [seed[n] for seed in seeds]
-            mean = {key: np.mean([v[key] for v in values], axis=0) for key in values[0]}
-            cells.append(show(mean))
+        cells = (show(_mean(seeds, n)) for n in sizes)
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

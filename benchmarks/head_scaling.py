@@ -188,7 +188,7 @@ def main() -> None:
     args = measuring.options(__doc__).parse_args()
     settings = QUICK if args.quick else Settings()
     found = measure(settings)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak = measuring.peak_bytes() / 2**30
     for name, power in found["powers"].items():
         limit = "as large as it likes" if name == "literal" else "1" if "few" in name else "2"
         print(f"{name:12s} time grows by the power {power:.2f}; expected at most: {limit}")

@@ -29,6 +29,8 @@ from files import write_whole  # noqa: E402
 from lavajax.steps import MOST_DRAWN  # noqa: E402
 
 RESULTS = HERE / "results"
+PART = Path("runs/benchmarks_part")
+"""Where what was measured in part goes, if nothing else is said."""
 # Training draws tasks for so many steps at a time: a turn of fewer would pay for unused ones.
 STEPS = MOST_DRAWN
 
@@ -79,7 +81,7 @@ class Part(argparse.Action):
         """As the parser calls it."""
         setattr(namespace, self.dest, values)
         if namespace.out == RESULTS:
-            namespace.out = Path("runs/benchmarks_part")
+            namespace.out = PART
 
 
 def options(description: str) -> argparse.ArgumentParser:
@@ -98,10 +100,19 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
-        "load": os.getloadavg()[0],  # processes that wanted a core; the benchmark is one or two
+        # Processes that wanted a core; the benchmark is one or two. Windows does not say.
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "processor": platform.machine(),
         "python": platform.python_version(),
     }
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has held."""
+    import resource  # which Windows has not
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 2**10 * peak
 
 
 def write_results(name: str, data: dict[str, Any], folder: Path = RESULTS) -> Path:

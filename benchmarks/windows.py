@@ -8,7 +8,6 @@ run of a user; without FILE there is nothing to measure.
 
 from __future__ import annotations
 
-import resource
 import statistics
 import subprocess
 import sys
@@ -66,8 +65,7 @@ def prepare(data: Path, folder: Path) -> int:
     begun = time.perf_counter()
     lavajax.AirQuality(str(data)).load(folder)
     seconds = time.perf_counter() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print("\n", seconds, peak / (2**20 if sys.platform == "darwin" else 2**10))
+    print("\n", seconds, measuring.peak_bytes() / 2**20)
     return 0
 
 

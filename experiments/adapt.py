@@ -83,7 +83,7 @@ class Options:
             raise ValueError(f"--out must end in .csv, got {self.out}")
         if self.out.exists() and not self.overwrite:
             raise ValueError(f"--out must be a new file, {self.out} is there; --overwrite replaces")
-        if self.out.resolve() == self.data.resolve():
+        if self.out.exists() and self.data.exists() and self.out.samefile(self.data):
             raise ValueError(f"--out must not be --data itself, got {self.out} for both")
         if not self.out.parent.is_dir():
             raise ValueError(f"--out must be in a folder that is there, got {self.out}")
@@ -95,7 +95,7 @@ def main() -> int:
     """Runs the command line.
 
     Returns:
-        0, or 2 for what cannot be.
+        0; 2 for what cannot be, 130 where it was stopped.
     """
     try:
         options = tyro.cli(Options, args=sys.argv[1:], prog="adapt.py")
@@ -104,6 +104,9 @@ def main() -> int:
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"error: {error}")
         return 2
+    except KeyboardInterrupt:
+        print("stopped; nothing is written")
+        return 130
     return 0
 
 
@@ -156,7 +159,7 @@ def adapt(options: Options) -> str:
         f"{asked.sum():,} predicted in {options.out}"
     ]
     if was_trained_on(options.checkpoint, group_name(split_names(options.group_value))):
-        lines.append("the model was trained on this group, or chosen by it: it is not unseen")
+        lines.append("the model was trained on this group: it is not unseen")
     if skipped := int((~complete).sum()):
         lines.append(f"left out, {skipped:,}: rows in which one of {', '.join(x_names)} is missing")
     known = (labelled & ~support)[asked]

@@ -46,7 +46,7 @@ class Cells:
         if not file.exists():
             return None
         try:
-            record = json.loads(file.read_text())
+            record = json.loads(file.read_text(encoding="utf-8"))
             found, result = record["key"], record["result"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise DamagedError(

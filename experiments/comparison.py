@@ -300,8 +300,7 @@ def _run(job: Job, source: Any, candidate: Candidate, *, seed: int, model: Path)
     """
     curve: list[list[float]] = []  # outer steps so far, error on a few unseen tasks
     seconds: list[float] = []
-    every = job.protocol.test_tasks
-    few = every // 20 if every > 500 else every  # of few, all: one compilation for both
+    few = curve_tasks(job.protocol)
 
     def record(progress: lavajax.Progress) -> None:
         seconds.append(progress.seconds + (0.0 if seconds else progress.compile_seconds))
@@ -332,6 +331,12 @@ def _run(job: Job, source: Any, candidate: Candidate, *, seed: int, model: Path)
         "seconds": sum(seconds),
         **({"skipped": len(trained.skipped)} if trained.skipped else {}),
     }
+
+
+def curve_tasks(protocol: Protocol) -> int:
+    """How many test tasks a point of a learning curve is scored on."""
+    every = protocol.test_tasks
+    return every // 20 if every > 500 else every  # of few, all: one compilation for both
 
 
 def _most(source: Any, tasks: int) -> float:

@@ -194,7 +194,7 @@ def _nothing(support: lavajax.Points) -> lavajax.Points:
 
 
 def _predictor(params: lavajax.MetaParams, support: lavajax.Points) -> Any:
-    adapted = lavajax.adapt(params, support)
+    adapted = jax.jit(lavajax.adapt)(params, support)  # without an estimate, a task has no curve
     return lambda x: np.asarray(lavajax.predict(params, adapted, x).mean)
 
 
@@ -236,7 +236,7 @@ def draw_learning(rows: list[dict[str, Any]], metric: str, path: Path) -> None:
         (f"test_{metric}", VERMILION, f"test {metric}, 200 tasks"),
     ):
         values = np.array([np.atleast_1d(row[name]) for row in rows], float)
-        lowest = min(lowest, values.min(initial=np.inf))
+        lowest = np.nanmin(values, initial=lowest)
         for seed in range(values.shape[1]):
             axis.plot(steps, values[:, seed], color=colour, lw=1.3, label=None if seed else label)
     if metric != "accuracy" and lowest > 0:  # a log density may be below 0

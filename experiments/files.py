@@ -34,4 +34,4 @@ def whole(path: Path) -> Iterator[Path]:
 def write_whole(path: Path, text: str) -> None:
     """Writes a text file."""
     with whole(path) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")

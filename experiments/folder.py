@@ -2,7 +2,7 @@
 
 config.json     what was asked for
 groups.json     the groups of a user's table, by split
-metrics.jsonl   one line for every report
+metrics.jsonl   one line for every report; null for a number that is not finite, as in results.json
 checkpoints/    the newest states, each whole
 results.json    scores of the final parameters
 *.png           figures
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import os
 import shutil
 from pathlib import Path
@@ -127,7 +128,8 @@ class RunFolder:
 
     def write(self, name: str, value: Any) -> None:
         """Writes JSON, whole or not at all."""
-        write_whole(self.path / name, json.dumps(value, indent=2) + "\n")
+        text = json.dumps(_finite(value), indent=2, allow_nan=False)
+        write_whole(self.path / name, text + "\n")
 
     def metrics(self, up_to: float = float("inf")) -> list[dict[str, Any]]:
         """The reports up to a step. A last line that a kill has cut short is none.
@@ -136,7 +138,7 @@ class RunFolder:
             ValueError: another line is damaged.
         """
         file = self.path / METRICS
-        lines = file.read_text().splitlines() if file.is_file() else []
+        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
         rows = []
         for index, line in enumerate(lines):
             try:
@@ -159,8 +161,17 @@ class RunFolder:
     def add_metrics(self, row: dict[str, Any]) -> None:
         """Appends a line; what a full disk leaves of it is none to whoever reads it."""
         path = self.path / METRICS
-        with disk.writing(path), path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        with disk.writing(path), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for each number that JSON has not: NaN and infinities."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_json(file: Path) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -194,6 +195,12 @@ class RunOptions:
             raise ValueError(
                 f"--checkpoint-seconds must be at least 0, got {self.checkpoint_seconds}"
             )
+        for name in ("outer_rate", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"--{name.replace('_', '-')} must be a finite number above 0, "
+                    f"got {getattr(self, name)}"
+                )
         if not 0 <= self.max_skipped <= 1:
             raise ValueError(f"--max-skipped must be from 0 to 1, a share, got {self.max_skipped}")
         least = {"steps": 1, "seeds": 1, "meta_batch": 1, "test_tasks": 2, "report_every": 1}
@@ -203,8 +210,6 @@ class RunOptions:
                     f"--{name.replace('_', '-')} must be at least {minimum}, "
                     f"got {getattr(self, name)}"
                 )
-        if self.optimizer == "sgd" and self.warmup is not None:
-            raise ValueError("--warmup is for --optimizer=adam: sgd keeps one rate throughout")
         if not 0 <= self.seed < 2**32 - self.seeds:
             raise ValueError(f"--seed must be between 0 and 2**32 - seeds, got {self.seed}")
         if self.overwrite and self.out is None:
@@ -299,7 +304,8 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
     choice, rest = tyro.cli(Choice, args=first, prog="run.py", return_unknown_args=True)
     help_flag = ["--help"] if asks_help else []
     if choice.resume is not None:
-        if asks_help or rest or choice != Choice(resume=choice.resume):
+        others = [a for a in args if a.split("=")[0] != "--resume" and Path(a) != choice.resume]
+        if others:
             raise ValueError(
                 f"--resume={choice.resume} takes its settings from the run's own configuration, "
                 "and no other option: another number of steps, say, would be another schedule"
@@ -364,7 +370,22 @@ def _parse_parts(parts: dict[str, Any], about: str, args: list[str]) -> dict[str
     options.__doc__ = about
     _check_names(args, parts)
     parsed = tyro.cli(OmitArgPrefixes[options], args=args, prog="run.py")  # type: ignore[valid-type, misc]
-    return {name: _build(part, getattr(parsed, name, None)) for name, part in parts.items()}
+    built = {name: _build(part, getattr(parsed, name, None)) for name, part in parts.items()}
+    _check_used(args, built["variant"], built["run"])
+    return built
+
+
+def _check_used(args: Sequence[str], variant: Variant, run: RunOptions | EvalOptions) -> None:
+    """Refuses an option that would have no effect beside the others."""
+    given = {a.split("=")[0].replace("_", "-") for a in args}
+    for option, needed, there in (
+        ("--noise-on", "--label-noise", variant.label_noise),
+        ("--fixed-seed", "--fixed-tasks", variant.fixed_tasks is not None),
+        ("--clip", "--optimizer=adam", getattr(run, "optimizer", "adam") == "adam"),
+        ("--warmup", "--optimizer=adam", getattr(run, "optimizer", "adam") == "adam"),
+    ):
+        if option in given and not there:
+            raise ValueError(f"{option} has no effect without {needed}")
 
 
 def _check_names(args: Sequence[str], parts: dict[str, Any]) -> None:
@@ -454,15 +475,26 @@ def _mirror(part: Any) -> type | None:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Names with commas between them, as in a line of CSV; spaces around them do not count."""
-    (names,) = csv.reader([text], skipinitialspace=True)
-    return tuple(name.strip() for name in names)
+    """Names with commas between them, as in a line of CSV.
+
+    Spaces around them do not count, unless a name is in quotes: then those at their ends do.
+
+    Raises:
+        ValueError: it is no line of CSV.
+    """
+    try:
+        (names,) = csv.reader([text], skipinitialspace=True, strict=True)
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"names must be a line of CSV, got {text!r}: {error}") from None
+    return tuple(names) if '"' in text else tuple(name.strip() for name in names)
 
 
 def join_names(names: Sequence[str]) -> str:
     """The inverse."""
     line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(names)
+    spaced = any(name != name.strip() for name in names)
+    quoting: Any = csv.QUOTE_ALL if spaced else csv.QUOTE_MINIMAL
+    csv.writer(line, lineterminator="", quoting=quoting).writerow(names)
     return line.getvalue()
 
 

@@ -149,6 +149,9 @@ def main() -> int:
     args = parse()
     try:
         return make(args)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here")
+        return 130
     except DamagedError as error:
         if args.cell:
             raise
@@ -176,10 +179,12 @@ def make(args: argparse.Namespace) -> int:
     work = args.work or Path("runs/paper_quick" if args.quick else "runs/paper")
     results = args.results or (work / "results" if args.quick else ROOT / "results")
     page = results.parent / "RESULTS.md"
-    if page.exists() and MADE_BY not in page.read_text():
+    if page.exists() and MADE_BY not in page.read_text(encoding="utf-8"):
         raise DamagedError(
             f"{page} is not one of ours, and would be replaced: give another --results"
         )
+    if args.quick:
+        mark_quick(results)
     folders = Folders(results.absolute(), work.absolute(), args.data and args.data.absolute())
     chosen = list(ITEMS) if args.all else args.items
     works = with_needed([each for name in chosen for each in ITEMS[name].works(scale)])
@@ -201,17 +206,31 @@ def make(args: argparse.Namespace) -> int:
     failed: list[str] = []
     if not works and not args.render:  # all that was named wants published files
         return 1
-    try:
-        if not args.render:
-            workers = args.workers or (1 if args.quick else os.cpu_count() or 1)
-            failed = compute(works, folders, workers)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here")
-        return 130
+    if not args.render:
+        workers = args.workers or (1 if args.quick else os.cpu_count() or 1)
+        failed = compute(works, folders, workers)
     failed += render(scale, folders, page, quick=args.quick)
     for each in failed:
         print(f"error: {each} failed")
     return 1 if failed else 0
+
+
+def mark_quick(results: Path) -> None:
+    """Marks a folder as that of tiny runs.
+
+    Raises:
+        DamagedError: it has results of whole ones, which they would replace.
+        OSError: it cannot be written to.
+    """
+    mark = results / ".quick"
+    if next(results.rglob("*.json"), None) and not mark.exists():
+        raise DamagedError(
+            f"{results} has results of whole runs, which the tiny ones of --quick would replace: "
+            "give another --results"
+        )
+    with disk.writing(results):
+        results.mkdir(parents=True, exist_ok=True)
+        mark.touch()
 
 
 def render(scale: Scale, folders: Folders, page: Path, *, quick: bool) -> list[str]:
@@ -402,7 +421,7 @@ class Running:
         if self.process.returncode == 0:
             self.log.unlink()
             return ""
-        lines = self.log.read_text(errors="replace").strip().splitlines()
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         if self.process.returncode == FULL_DISK:
             raise OSError(f"{self.work.label}: {lines[-1].removeprefix('error: ')}")
         return f"{lines[-1] if lines else 'killed'} ({self.log})"

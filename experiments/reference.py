@@ -162,7 +162,7 @@ def reference_errors(
         return found
     found = sine_errors(task) if isinstance(task, lavajax.Sine) else {}
     if hasattr(task, "field"):
-        found = field_errors(task, test_tasks)
+        found = field_errors(task, test_tasks, seed=seed)
     # Noise on the query's labels adds its variance to the error of every predictor.
     noise = variant.label_noise**2 if variant.noise_on == "both" else 0.0
     return {name: value + noise for name, value in found.items()}
@@ -220,7 +220,7 @@ def noise_floor(source: Any) -> float:
     return source.noise_floor
 
 
-def field_errors(task: Any, test_tasks: int) -> dict[str, float]:
+def field_errors(task: Any, test_tasks: int, *, seed: int = 0) -> dict[str, float]:
     """MSE without meta-learning for tasks that are a field of random parameters.
 
     The mean over parameters, here of 300 draws, which adds a three-hundredth to its error, is the
@@ -234,7 +234,7 @@ def field_errors(task: Any, test_tasks: int) -> dict[str, float]:
         y = drawn.query.y
         return jnp.stack([jnp.mean(y**2), jnp.mean((y - every.mean(axis=0)) ** 2)])
 
-    zero, best = lavajax.score(errors, task, num_tasks=test_tasks).mean(axis=0)
+    zero, best = lavajax.score(errors, task, num_tasks=test_tasks, seed=seed).mean(axis=0)
     return {"predict 0": float(zero), "mean over parameters": float(best)}
 
 

@@ -58,7 +58,7 @@ from folder import (
     read_json,
 )
 from gaussian_process import require_sklearn
-from options import Evaluate, Resume, RunOptions, Settings, Variant, parse
+from options import METHODS, Evaluate, Resume, RunOptions, Settings, Variant, parse
 from peers import Peers, split
 from reference import has_gaussian_process, paper_value, reference_errors
 from report import Reporter, TensorBoard, table, target_table
@@ -102,6 +102,9 @@ def main() -> int:
         return peers.abandon(_fail(console, error, 2, peers))
     except jax.errors.JaxRuntimeError as error:  # another has ended before all were told
         return peers.abandon(_fail(console, error, 1, peers))
+    except KeyboardInterrupt:
+        _say(console, "stopped before training", "bold")
+        return peers.abandon(128 + signal.SIGINT)
     with job.folder or contextlib.nullcontext():
         code = finish(job)
     return code
@@ -112,7 +115,14 @@ def finish(job: Job) -> int:
     console, peers = job.console, job.peers
     try:
         with stopping_at_signals(console, peers) as stop:
-            results = execute(job, stop)
+            done = execute(job, stop)
+            if done is not None:
+                params, results = done
+                settings = job.settings
+                show(settings.method_name, settings.task_name, settings.task, results, console)
+                if settings.run.figures:
+                    draw(job, params, results)
+                _say(console, f"files: {_short(job.path)}")
     except Stopped as stopped:
         peers.leave()
         _say(console, f"stopped by {stopped}; {_how_to_go_on(job.path)}", "bold")
@@ -128,10 +138,6 @@ def finish(job: Job) -> int:
         if not isinstance(error, ValueError):
             _say(console, f"{_what_is_saved(job)}; {_how_to_go_on(job.path)}")
         return peers.abandon(1)
-    if results is not None:
-        settings = job.settings
-        show(settings.method_name, settings.task_name, settings.task, results, console)
-        _say(console, f"files: {_short(job.path)}")
     return 0
 
 
@@ -199,8 +205,10 @@ def show(method: str, task_name: str, task: Any, results: dict[str, Any], consol
 
 def make_optimizer(run: RunOptions) -> optax.GradientTransformation:
     """The outer optimiser of a run."""
-    tx = lavajax.outer_optimizer(run.steps, rate=run.outer_rate, warmup=run.warmup, clip=run.clip)
-    return tx if run.optimizer == "adam" else optax.sgd(run.outer_rate)
+    if run.optimizer == "sgd":
+        return optax.sgd(run.outer_rate)
+    rate, warmup, clip = run.outer_rate, run.warmup, run.clip
+    return lavajax.outer_optimizer(run.steps, rate=rate, warmup=warmup, clip=clip)
 
 
 def check_model(settings: Settings, source: Any) -> None:
@@ -303,8 +311,12 @@ class Job:
     peers: Peers
 
 
-def execute(job: Job, stop: StopRequest) -> dict[str, Any] | None:
-    """Trains from where the folder stands, scores, and writes all files; returns the results.
+Done = tuple[list[lavajax.MetaParams], dict[str, Any]]
+"""The parameters of each seed, and the results."""
+
+
+def execute(job: Job, stop: StopRequest) -> Done | None:
+    """Trains from where the folder stands, scores, and writes the results.
 
     Where process 0 does the last of these, the others return None after training.
 
@@ -327,11 +339,21 @@ def execute(job: Job, stop: StopRequest) -> dict[str, Any] | None:
     }
     results |= {"seconds": spent, "command": shlex.join(["python", *sys.argv])}
     folder.write(RESULTS, results)
-    if settings.run.figures:
-        figures.draw_tasks(params[0], settings.task, source, folder.path / TASKS_FIGURE)
-        metric = results["metric"]
-        figures.draw_learning(folder.metrics(), metric, folder.path / LEARNING_FIGURE)
-    return results
+    return params, results
+
+
+def draw(job: Job, params: list[lavajax.MetaParams], results: dict[str, Any]) -> None:
+    """Draws the figures of a run; tasks by its first seed that was not given up."""
+    assert job.folder is not None
+    sound = [each for each, seed in zip(params, results["seeds"], strict=True) if _sound(seed)]
+    one = (sound or params)[0]
+    figures.draw_tasks(one, job.settings.task, job.source, job.path / TASKS_FIGURE)
+    rows, metric = job.folder.metrics(), results["metric"]
+    figures.draw_learning(rows, metric, job.path / LEARNING_FIGURE)
+
+
+def _sound(seed: dict[str, Any]) -> bool:
+    return bool(np.isfinite(seed["mean"]))
 
 
 def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
@@ -492,9 +514,22 @@ def score_saved(command: Evaluate, console: Console) -> None:
         told = left_out(source, known=known is not None)
         _say(console, told, "" if known is not None else "yellow")
     options = command.options
-    results = score(every, command.task, source, options.test_tasks, test_seed=options.test_seed)
-    method = type(params.method).__name__
-    show(method.lower(), command.task_name, command.task, results, console)
+    method, first = trained_as(command.path, params.method)
+    results = score(
+        *(every, command.task, source, options.test_tasks),
+        first_seed=first,
+        test_seed=options.test_seed,
+    )
+    show(method, command.task_name, command.task, results, console)
+
+
+def trained_as(path: Path, method: Any) -> tuple[str, int]:
+    """What a saved model is called, and the first of its seeds: those of its run, if it has one."""
+    if (path / checkpoint.CHECKPOINTS).is_dir() and (path / CONFIG).is_file():
+        settings = Settings.from_json(read_json(path / CONFIG))
+        return settings.method_name, settings.run.seed
+    own = type(method)
+    return next((name for name, m in METHODS.items() if type(m) is own), own.__name__), 0
 
 
 def scalars(params: lavajax.MetaParams) -> dict[str, float]:

@@ -23,10 +23,9 @@ def groups_of(source: Any) -> dict[str, list[str]] | None:
 
 
 def was_trained_on(run: Path, group: str) -> bool:
-    """Whether a run has learned, or chosen anything, from a group of its table."""
+    """Whether a run has learned from a group of its table; by those of validation none chooses."""
     file = run / GROUPS
-    found = read_json(file) if file.is_file() else {}
-    return any(group in found.get(split, ()) for split in ("train", "validation"))
+    return file.is_file() and group in read_json(file).get("train", ())
 
 
 def known_groups(run: Path, task: Any) -> Mapping[Split, Sequence[str]] | None:

@@ -66,7 +66,8 @@ def test_calls_are_timed_against_empty_ones():
         assert "empty" in found
         assert any(name in calls.TIMED for name in found)
         assert all(value > 0 for value in found.values())
-    assert all(seconds >= 0 for seconds in calls.import_seconds(("import json", "import re"), 1))
+    slow, fast = calls.import_seconds(("import re; sum(range(10**7))", "import re"), 1)
+    assert slow > fast + 0.02
 
 
 def test_batches_and_seeds_are_timed():
@@ -219,11 +220,16 @@ def test_rivals_are_timed_beside_ours_and_left_out_by_name(monkeypatch):
         rivals.FULL,
         rivals.LOOP,
     ]
-    rows = rivals.with_ratios(rivals.measure({}, rivals.QUICK, 2))
+    rows = rivals.measure({}, rivals.QUICK, 2)
     assert [row["name"] for row in rows] == [rivals.OURS, rivals.NAIVE]
-    assert rows[1]["ratio"] == rows[1]["ms"] / rows[0]["ms"] > 0
-    assert rows[1]["target"] == 4
-    assert "vmap(jax.hessian)" in rivals.table(rows)
+    assert all(row["ms"] > 0 for row in rows)
+    one, two = ([row | {"meta_batch": b} for row in rows] for b in (2, 4))
+    for row, ms in zip([*one, *two], (2.0, 9.0, 10.0, 5.0), strict=True):
+        row["ms"] = ms
+    found = rivals.with_ratios([*one, *two])
+    assert [row.get("ratio") for row in found] == [None, 4.5, None, 0.5]
+    assert [row.get("target") for row in found] == [None, 4, None, 4]
+    assert "vmap(jax.hessian)" in rivals.table(found)
 
 
 def test_rivals_are_the_same_step():
@@ -291,7 +297,7 @@ def test_profile_takes_a_step_apart():
     row = profile_step.measure(profile_step.QUICK, 2)
     assert row["parts_ms"].keys() == profile_step.PARTS.keys()
     assert row["parts_ms"]["sampling"] > 0
-    assert row["fraction"] == row["gflops"] / row["dot_gflops"] > 0
+    assert row["fraction"] > 0
     # 1-8-8: 72 weights, of which the first 8 send nothing back
     assert profile_step.layer_flops(lavajax.MLP((8,)), 10) == 2 * 10 * (3 * 72 - 8)
     assert "GFLOP/s" in profile_step.table([row])

@@ -46,8 +46,9 @@ def files_of(folder):
     return sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_comes_back_to_the_bit(name, tmp_path):
+@pytest.mark.parametrize("name", ["lava-head-hessian", "anil-classes"])
+def test_a_model_comes_back_to_the_bit(name, tmp_path):
+    """See ``test_contract.py`` for every method."""
     params = params_of(METHODS[name])
     assert lavajax.save(params, tmp_path / "deep" / "model") == tmp_path / "deep" / "model"
     assert_same(lavajax.load(str(tmp_path / "deep" / "model")), params)

@@ -282,9 +282,8 @@ def test_masks_of_one_shape_are_one_compilation(name):
     assert_finite(blocks)
     assert len(traces) == 1
     assert_different(blocks[0], blocks[1], by=1e-6)
-    # the literal route multiplies and solves back: to rounding, as a compiled prediction
-    exact = "naive" not in name and name not in KEEPS_POINTS
-    assert_close(blocks[3], prior(name, params), 0.0 if exact else 1e-6)
+    # a compiled prediction is that to rounding
+    assert_close(blocks[3], prior(name, params), 1e-6 if name in KEEPS_POINTS else 0.0)
 
 
 @every_method

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import optax
 import pytest
 
 import lavajax
@@ -106,7 +107,12 @@ def test_a_noisy_fixed_system_is_trained_on_and_scored_elsewhere(run, tmp_path):
         (["--solver=dual", "--curvature=hessian"], "form of the system for curvature='ggn'"),
         (["--steps=0"], "--steps must be at least 1, got 0"),
         (["--warmup=50", "--steps=20"], "warmup must be at least 0 and below steps"),
-        (["--optimizer=sgd", "--warmup=5"], "--warmup is for --optimizer=adam"),
+        (["--optimizer=sgd", "--clip=1"], "--clip has no effect without --optimizer=adam"),
+        (["--noise-on=both"], "--noise-on has no effect without --label-noise"),
+        (["--fixed_seed=3"], "--fixed-seed has no effect without --fixed-tasks"),
+        (["--outer-rate=0"], r"--outer-rate must be a finite number above 0, got 0\.0"),
+        (["--resume=old", "--task=sine"], "--resume=old takes its settings .* no other option"),
+        (["--optimizer=sgd", "--warmup=5"], "--warmup has no effect without --optimizer=adam"),
         (["--task=air-quality", "--data=none.zip"], "none.zip, which is not there"),
         (["--task=sinus"], "invalid choice 'sinus'"),
     ],
@@ -147,9 +153,22 @@ def test_outer_optimizer_is_a_choice(monkeypatch):
     tx = script.make_optimizer(chosen.run)
     updates, _ = tx.update(jnp.array([3000.0]), tx.init(jnp.zeros(1)))
     assert updates[0] == pytest.approx(-30.0)  # neither clipped nor warmed up
-    adam = script.make_optimizer(options.parse(["--outer-rate=0.01", "--warmup=0"]).run)
-    updates, _ = adam.update(jnp.array([3000.0]), adam.init(jnp.zeros(1)))
-    assert updates[0] == pytest.approx(-0.01, rel=1e-4)
+
+    def second(tx):
+        """Of two updates, which tells how far the first gradient was cut."""
+        state = tx.init(jnp.zeros(1))
+        _, state = tx.update(jnp.array([3000.0]), state)
+        return float(tx.update(jnp.array([1.0]), state)[0][0])
+
+    found = {}
+    for clip in (10.0, 2.0):
+        args = ["--outer-rate=0.01", "--warmup=0", "--steps=100"]
+        args += [] if clip == 10 else [f"--clip={clip}"]
+        found[clip] = second(script.make_optimizer(options.parse(args).run))
+        schedule = optax.cosine_decay_schedule(0.01, 100)
+        expected = optax.chain(optax.clip_by_global_norm(clip), optax.adam(schedule))
+        assert found[clip] == pytest.approx(second(expected), rel=1e-4)
+    assert found[10.0] != pytest.approx(found[2.0], rel=1e-2)
 
 
 def test_help_lists_the_options_of_the_choice_alone(run):

@@ -34,22 +34,28 @@ np.savez(out, **predictions)
 """
 
 
+UNITS = lj.Units(lj.Columns((1000.0,), (20.0,)), lj.Columns((3.0, -70.0), (2.0, 5.0)))
+
+
 @pytest.mark.parametrize(
-    "method",
+    ("method", "units"),
     [
-        lj.lava_bayesian(model=RELU),
-        lj.Cavia(RELU, subspace=lj.Context(3), inner_steps=2),
-        lj.Dkt(RELU, kernel="linear"),
-        lj.Anil(RELU, lj.CrossEntropy(3)),
+        (lj.lava_bayesian(model=RELU), None),
+        (lj.lava_bayesian(model=RELU), UNITS),
+        (lj.Cavia(RELU, subspace=lj.Context(3), inner_steps=2), None),
+        (lj.Dkt(RELU, kernel="linear"), None),
+        (lj.Anil(RELU, lj.CrossEntropy(3)), None),
     ],
-    ids=["lava", "cavia", "dkt", "labels"],
+    ids=["lava", "units", "cavia", "dkt", "labels"],
 )
-def test_another_process_adapts_and_predicts(method, tmp_path):
-    """With fewer points than shots, for more than one number of queries."""
+def test_another_process_adapts_and_predicts(method, units, tmp_path):
+    """With fewer points than shots, for more than one number of queries; in the user's units."""
     labels = isinstance(method.point_loss, lj.CrossEntropy)
     support = make_labels(4) if labels else make_points(4, 2)
     at = make_points(5, seed=4).x
-    params = make_params(method, support)
+    params = dataclasses.replace(make_params(method, support), units=units)
+    if units is not None:
+        support, at = units.restore_points(support), units.x.restore(at)
     folder = lj.export(params, tmp_path / "model", shots=6)
     x, y = (np.concatenate([a, 0 * a[:2]]) for a in (support.x, support.y))
     x[4:] = np.nan

@@ -171,6 +171,8 @@ def test_errors_without_learning_are_known(task, zero, mean):
     found = field_errors(task, 4000)
     assert found["predict 0"] == pytest.approx(zero, rel=0.12)
     assert found["mean over parameters"] == pytest.approx(mean, rel=0.12)
+    other = field_errors(task, 4000, seed=1)  # of other tasks
+    assert all(other[name] != value for name, value in found.items())
 
 
 def test_months_of_new_stations_have_the_error_of_so_many_months():

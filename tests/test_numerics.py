@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +15,7 @@ import pytest
 import lavajax as lj
 from helpers import equations, make_params, make_points
 
+ROOT = Path(__file__).resolve().parents[1]
 LAVA, CONVERGED = lj.Lava(), lj.lava_converged()
 FIRM = lj.lava_bayesian(epsilon_floor=1e-4)
 
@@ -32,6 +36,16 @@ def test_a_head_in_float32_predicts_what_float64_does_at_large_features(method, 
 
     error = numerics.error(method, number, 100.0, stored)
     assert 0 < error < 1e-3
+
+
+def test_the_table_is_what_was_measured():
+    found = json.loads((ROOT / "benchmarks" / "results" / "numerics.json").read_text())
+    shown = re.findall(r"^\| (`.*) \|$", (ROOT / "docs" / "numerics.md").read_text(), re.M)
+    assert shown == [
+        " | ".join([f"`{row['setting']}`", row["stored"], str(row["N"]), *cells])
+        for row in found["rows"]
+        if (cells := [f"{error:.0e}" for error in row["errors"]])
+    ]
 
 
 def dtypes(jaxpr, names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import sys
@@ -288,8 +289,6 @@ def test_every_row_is_a_method_with_candidates_and_a_name_of_its_own(paper):
 def test_the_better_candidate_is_chosen_on_validation_and_divergence_is_the_worst(
     paper, tmp_path, monkeypatch
 ):
-    import dataclasses
-
     import comparison
     from protocols import QUICK, Row
     from works import Folders
@@ -327,6 +326,33 @@ def test_the_better_candidate_is_chosen_on_validation_and_divergence_is_the_wors
     assert jax.numpy.any(other.params(folders, 1)["head"] != saved["head"])
 
 
+def test_settings_are_chosen_without_a_look_at_test_tasks(tmp_path):
+    import comparison
+    from protocols import PAPER_ROWS, QUICK
+    from works import Folders
+
+    @jax.tree_util.register_static
+    @dataclasses.dataclass(frozen=True)
+    class Hidden:
+        def sample(self, key, split="train"):
+            assert split != "test"
+            return lavajax.Sine(shots=2).sample(key, split)
+
+    protocol = dataclasses.replace(QUICK, rates=(0.001, 0.005))
+    job = comparison.Job("sine", PAPER_ROWS[0], "N=2", lavajax.Sine(shots=2), protocol)
+    folders = Folders(tmp_path / "results", tmp_path / "work")
+    order, errors = comparison._ranked(job, folders, Hidden())
+    assert len(order) == len(errors) >= 2
+    assert all(error > 0 for error in errors.values())
+
+
+def test_quick_runs_replace_no_results_of_whole_ones(paper, tmp_path, capsys):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "cell.json").write_text("{}")
+    assert paper("sine", "--quick", "--results", "mine") == 1
+    assert "has results of whole runs, which the tiny ones of --quick" in capsys.readouterr().out
+
+
 def test_bounds_on_the_meta_gradient_are_chosen_where_a_table_gives_any(tmp_path):
     from protocols import HEADLINE, PAPER_ROWS, QUICK
     from tables import Table
@@ -355,8 +381,6 @@ def test_bounds_on_the_meta_gradient_are_chosen_where_a_table_gives_any(tmp_path
 
 
 def test_an_inner_rate_that_is_not_learned_is_chosen_too(paper, tmp_path, monkeypatch):
-    import dataclasses
-
     import comparison
     from protocols import QUICK, Row
     from tables import Table
@@ -386,8 +410,6 @@ def test_an_inner_rate_that_is_not_learned_is_chosen_too(paper, tmp_path, monkey
 
 
 def test_error_bars_are_chosen_by_their_density(paper, tmp_path, monkeypatch):
-    import dataclasses
-
     import comparison
     from comparison import Job
     from protocols import QUICK, Row
@@ -414,8 +436,6 @@ def test_error_bars_are_chosen_by_their_density(paper, tmp_path, monkeypatch):
 
 def test_a_choice_that_diverges_in_training_gives_way_to_the_next(paper, tmp_path, monkeypatch):
     """But for the last, which is reported as it is."""
-    import dataclasses
-
     import comparison
     from protocols import QUICK, Row
     from tables import Table

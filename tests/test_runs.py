@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pty
@@ -16,6 +17,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -88,6 +90,7 @@ def test_saved_model_is_scored_on_any_task(call, tmp_path):
     code, text = call("--eval=m", "--task=sine", "--shots=4", "--test-tasks=20", "--test-seed=5")
     assert code == 0, text
     assert "anil on sine, 4 support points, 20 unseen tasks" in text
+    assert "seed 0" in text
     code, text = call("--eval=m", "--method=lava")
     assert code == 2
     assert "--eval scores the method that was saved; leave --method=lava out" in text
@@ -282,3 +285,50 @@ def test_progress_fits_a_terminal_of_eighty_columns(tmp_path):
     assert max(len(each.rstrip()) for each in lines) <= 80
     assert any(re.search(r"40/40  loss .* steps/s  0 s left", each) for each in lines)
     assert any("compiling" in each for each in lines)
+
+
+def test_a_run_is_scored_under_its_own_name_and_seeds(call):
+    args = ("--method=lava-converged", "--seed=5", "--seeds=2", "--no-figures")
+    assert call(*TINY, *args, "--out=a")[0] == 0
+    code, text = call("--eval=a", "--test-tasks=200")
+    assert code == 0
+    assert "lava-converged on sine" in text
+    assert "seed 5" in text
+    assert "seed 6" in text
+
+
+def test_a_seed_that_was_given_up_is_null_and_another_is_drawn(call, tmp_path, monkeypatch):
+    """The figure, which comes last, does not keep the table from being shown."""
+    real = lavajax.train
+
+    def lose_the_first(*args, **options):
+        trained = real(*args, **options)
+        learned = jax.tree.map(lambda leaf: leaf.at[0].set(np.nan), trained.params.learned)
+        params = trained.params.replace_learned(learned)
+        state = dataclasses.replace(trained.state, params=params)
+        return dataclasses.replace(trained, params=params, state=state)
+
+    monkeypatch.setattr(lavajax, "train", lose_the_first)
+    code, text = call(*TINY, "--seeds=2", "--out=a")
+    assert code == 0, text
+    assert "seed 1" in text
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    results = json.loads((tmp_path / "a" / "results.json").read_text(), parse_constant=refuse)
+    assert results["seeds"][0]["mean"] is None
+    assert results["seeds"][1]["mean"] > 0
+    assert (tmp_path / "a" / "tasks.png").is_file()
+
+
+def test_a_stop_before_training_is_no_traceback(call, monkeypatch):
+    import run as script
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(script, "prepare", stop)
+    code, text = call(*TINY)
+    assert code == 130
+    assert "stopped before training" in text

@@ -182,6 +182,11 @@ def test_names_with_commas_are_quoted():
     for names in (("a", "b"), ("a, b", "c"), ('say "x"', "y,z")):
         assert options.split_names(options.join_names(names)) == names
     assert options.split_names("PM10, wind speed ,TEMP") == ("PM10", "wind speed", "TEMP")
+    for names in ((" TEMP",), ("a ", "b"), (" a, b ", 'say "x"')):
+        assert options.split_names(options.join_names(names)) == names
+    for text in ("a\nb", 'a, "b'):
+        with pytest.raises(ValueError, match="names must be a line of CSV, got"):
+            options.split_names(text)
 
 
 @pytest.mark.parametrize(

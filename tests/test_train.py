@@ -388,9 +388,41 @@ def test_tasks_whose_parts_are_not_alike_are_refused_before_they_are_broadcast(t
 
 def test_score_sees_the_tasks_that_evaluate_sees():
     params = METHOD.init(jax.random.key(0), *example())
-    zero = lavajax.score(lambda task, key: jnp.mean(task.query.y**2), TASKS, num_tasks=20)
-    untrained = lavajax.evaluate(params, TASKS, num_tasks=20)
-    assert np.corrcoef(zero, untrained.values)[0, 1] > 0.3
+
+    def error(task, key):
+        adapted = METHOD.adapt(params, task.support, key=key)
+        return jnp.mean((METHOD.predict(params, adapted, task.query.x).mean - task.query.y) ** 2)
+
+    found = lavajax.score(error, TASKS, num_tasks=20, seed=3)
+    expected = lavajax.evaluate(params, TASKS, num_tasks=20, seed=3).values
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class OfSplit:
+    """Sine waves whose targets are those of the split: 1, 2 or 3."""
+
+    def sample(self, key, split="train"):
+        task = TASKS.sample(key, split)
+        value = float(1 + ("train", "validation", "test").index(split))
+        return jax.tree.map(
+            lambda points: dataclasses.replace(points, y=jnp.full_like(points.y, value)),
+            task,
+            is_leaf=lambda node: isinstance(node, lavajax.Points),
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "value"), [({}, 3), ({"split": "validation"}, 2), ({"split": "train"}, 1)]
+)
+def test_tasks_are_those_of_the_split_that_is_asked_for(options, value):
+    found = lavajax.score(lambda task, key: task.query.y[0, 0], OfSplit(), num_tasks=4, **options)
+    np.testing.assert_array_equal(found, value)
+    params = lavajax.Lava(model=MODEL, inner_rate=0.0).init(jax.random.key(0), *example())
+    zero = params.replace_learned(jax.tree.map(jnp.zeros_like, params.learned))  # and so it stays
+    scores = lavajax.evaluate(zero, OfSplit(), num_tasks=4, **options)
+    np.testing.assert_array_equal(scores.values, value**2)
 
 
 @pytest.mark.parametrize(
@@ -424,7 +456,8 @@ def test_evaluation_gives_likelihood_and_coverage_of_predicted_variances():
         squares = (np.float64(task.query.y) - mean) ** 2 / variance
         nll = 0.5 * (squares + np.log(2 * np.pi * variance))
         np.testing.assert_allclose(found.nll[index], np.mean(nll), rtol=1e-3)
-        for name, width in (("coverage", 1.959964), ("coverage_90", 1.644854)):
+        widths = {"coverage": 1.959964, "coverage_90": 1.644854, "coverage_50": 0.674490}
+        for name, width in widths.items():
             inside = np.mean(squares <= width**2)
             np.testing.assert_allclose(getattr(found, name)[index], inside, rtol=1e-6)
         np.testing.assert_allclose(found.sharpness[index], np.sqrt(variance).mean(), rtol=1e-5)

@@ -125,9 +125,9 @@ def render(scale: Scale, folders: Folders) -> str:
         windows.at_the_edge(),
         windows.given_up(),
         windows.show_densities(),
-        "With 10,000 outer steps of 100 tasks, since the errors of windows differ by orders of "
-        "magnitude, and with LAVA on all weights, which no linear predictor bounds (tanh, each "
-        "point at its own MAP and the curvature there, chosen by validation windows):"
+        "With more tasks in a step, since the errors of windows differ by orders of magnitude, and "
+        "with LAVA on all weights, which no linear predictor bounds (tanh, each point at its own "
+        f"MAP and the curvature there, chosen by validation windows). {shown['more'].describe()}"
         if "more" in shown
         else "",
         show("more"),

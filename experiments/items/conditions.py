@@ -81,6 +81,11 @@ def _compute(
     return {"early": early, "seeds": found}
 
 
+def _numbers(counts: set[int]) -> str:
+    least, most = min(counts), max(counts)
+    return f"{most}" if least == most else f"{least} to {most}"
+
+
 def conditions(params: lavajax.MetaParams, tasks: int) -> dict[str, float]:
     """Mean and median over unseen tasks of the ratio of largest to smallest eigenvalue.
 
@@ -118,12 +123,13 @@ def conditions(params: lavajax.MetaParams, tasks: int) -> dict[str, float]:
 def render(scale: Scale, folders: Folders) -> str:
     """The section of RESULTS.md."""
     head = ["", *(f"{w}, {when}" for w in ("sum of H", "regularised") for when in ("early", "end"))]
-    lines, early = [], 0
+    lines, early, seeds = [], 0, set[int]()
     for name in METHODS:
         result = _work(scale, name).result(folders)
         if result is None or not result["seeds"]:
             continue
         early, cells = result["early"], []
+        seeds.add(len(result["seeds"]))
         for index, (what, when) in enumerate(
             (what, when) for what in ("raw_", "") for when in ("early", "end")
         ):
@@ -138,7 +144,7 @@ def render(scale: Scale, folders: Folders) -> str:
     return section(
         "## Condition numbers",
         f"Of LAVA's curvature at N = {SHOTS}, after {early:,} and {scale.protocol.steps:,} outer "
-        f"steps: mean and median over 100 unseen tasks, each the mean over {scale.protocol.seeds} "
+        f"steps: mean and median over 100 unseen tasks, each the mean over {_numbers(seeds)} "
         "seeds, in float64; in brackets the paper's, at its epochs 1 and 200. Of the sum of the "
         "H_i only eigenvalues above 1e-12 of the largest are counted. N points with one output "
         "have at most N of them: the sum is singular for a context of 16 and for a head, its "

@@ -101,8 +101,7 @@ def render(scale: Scale, folders: Folders) -> str:
         "LAVA's inner rate starts at "
         f"{LAVA_RATE:g}, chosen by hand on validation episodes; those of the others start at their "
         "defaults, and of CAVIA at 1, as in its own experiments. The 95% interval of a seed over "
-        f"the {cells.protocol.test_tasks:,} episodes, and how long its training took, two "
-        "at a time:",
+        f"the {cells.protocol.test_tasks:,} episodes, and how long its training took:",
         cells.show("method", partial(_interval, cells)),
         cells.exceptions(),
         cells.show_settings(),

@@ -12,6 +12,7 @@ import numpy as np
 
 import figures
 import lavajax
+from comparison import curve_tasks
 from protocols import PAPER_ROWS, Scale
 from reference import sine_errors
 from tables import Table, rows_of, section
@@ -133,8 +134,9 @@ def render(scale: Scale, folders: Folders) -> str:
         draw(curves, folders.results / FIGURE, lost)
         drawing = (
             f"![Test error against training time]({folders.results.name}/{FIGURE})\n\n"
-            "Test error on 500 unseen tasks against seconds of training, compilation apart, at "
-            f"{at}, first seed: outer steps times the time of a step."
+            f"Test error on {curve_tasks(scale.protocol)} unseen tasks against seconds of "
+            f"training, compilation apart, at {at}, first seed: outer steps times the time of a "
+            "step."
         )
     references = sine_errors(lavajax.Sine(shots=1)).items()
     return section(

@@ -83,7 +83,7 @@ def real(name: str, value: Any, needed: str, holds: Callable[[float], bool]) -> 
         ValueError: it is none, or not what is ``needed``.
     """
     try:
-        if isinstance(value, bool | str) or getattr(value, "ndim", 0):
+        if isinstance(value, bool | str) or bool(getattr(value, "ndim", 0)):
             raise TypeError
         result = float(value)
     except (TypeError, ValueError, OverflowError):

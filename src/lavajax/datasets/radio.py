@@ -83,7 +83,8 @@ def files(path: str | Path) -> list[Path]:
     """
     file = _file(Path(path))
     with _opened(file) as h5:
-        frames = _frames(*(_dataset(h5, name, file) for name in "XYZ"), file)
+        x, y, z = (_dataset(h5, name, file) for name in "XYZ")
+        frames = _frames(x, y, z, file)
     warn_of_other(file, frames, FRAMES, "frames of each class and SNR")
     return [file]
 

@@ -102,8 +102,13 @@ def test_a_path_below_a_file_is_told(write, tmp_path):
 @pytest.fixture
 def read_only():
     """A folder that this process may not write to, even where root started it; and ``run``."""
-    script = __import__("run")  # now: others may not read a Python that lies in root's home
+    script = __import__("run")
     with tempfile.TemporaryDirectory() as name:  # root's own folders are closed to all others
+        # All is imported now that will be: others may not be able to read the environment.
+        for write in (save, export):
+            shutil.rmtree(write(Path(name, "m")))
+        Path(name, "file").touch()
+        assert call_script(script, *TINY, f"--out={name}/file/run")[0] == 2
         folder = Path(name, "a")
         folder.mkdir(0o555)
         Path(name).chmod(0o755)

@@ -40,13 +40,12 @@ UNITS = lj.Units(lj.Columns((1000.0,), (20.0,)), lj.Columns((3.0, -70.0), (2.0, 
 @pytest.mark.parametrize(
     ("method", "units"),
     [
-        (lj.lava_bayesian(model=RELU), None),
         (lj.lava_bayesian(model=RELU), UNITS),
         (lj.Cavia(RELU, subspace=lj.Context(3), inner_steps=2), None),
         (lj.Dkt(RELU, kernel="linear"), None),
         (lj.Anil(RELU, lj.CrossEntropy(3)), None),
     ],
-    ids=["lava", "units", "cavia", "dkt", "labels"],
+    ids=["lava, units", "cavia", "dkt", "labels"],
 )
 def test_another_process_adapts_and_predicts(method, units, tmp_path):
     """With fewer points than shots, for more than one number of queries; in the user's units."""

@@ -108,6 +108,7 @@ class Spoiled:
 
 
 @pytest.mark.parametrize("method", [lavajax.Lava(RELU), lavajax.VrMaml(RELU)])
+@pytest.mark.filterwarnings("ignore:training left out")
 def test_a_few_tasks_at_a_time_train_as_all_together(method, x64):
     """Of 6 tasks, of which one is bad at times: by twos, by the whole, and as it is chosen."""
     tasks = Spoiled(lavajax.Sine(shots=2, queries=3))

@@ -195,12 +195,10 @@ class RunOptions:
             raise ValueError(
                 f"--checkpoint-seconds must be at least 0, got {self.checkpoint_seconds}"
             )
-        for name in ("outer_rate", "clip"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"--{name.replace('_', '-')} must be a finite number above 0, "
-                    f"got {getattr(self, name)}"
-                )
+        if not 0 < self.outer_rate < math.inf:
+            raise ValueError(f"--outer-rate must be a finite number above 0, got {self.outer_rate}")
+        if not self.clip > 0:  # infinity clips nothing
+            raise ValueError(f"--clip must be a number above 0, got {self.clip}")
         if not 0 <= self.max_skipped <= 1:
             raise ValueError(f"--max-skipped must be from 0 to 1, a share, got {self.max_skipped}")
         least = {"steps": 1, "seeds": 1, "meta_batch": 1, "test_tasks": 2, "report_every": 1}

@@ -111,6 +111,7 @@ def test_a_noisy_fixed_system_is_trained_on_and_scored_elsewhere(run, tmp_path):
         (["--noise-on=both"], "--noise-on has no effect without --label-noise"),
         (["--fixed_seed=3"], "--fixed-seed has no effect without --fixed-tasks"),
         (["--outer-rate=0"], r"--outer-rate must be a finite number above 0, got 0\.0"),
+        (["--clip=0"], r"--clip must be a number above 0, got 0\.0"),
         (["--resume=old", "--task=sine"], "--resume=old takes its settings .* no other option"),
         (["--optimizer=sgd", "--warmup=5"], "--warmup has no effect without --optimizer=adam"),
         (["--task=air-quality", "--data=none.zip"], "none.zip, which is not there"),

@@ -2,9 +2,9 @@
 
     python benchmarks/gpu_check.py [--device N]
 
-Every method adapts to the same tasks and takes its meta-gradient there, at the highest precision of
-matrix products and at the default one, and is compared with the CPU in float64; methods that draw
-from their keys with the CPU in float32, since their draws have other bits in float64. At the
+Every method adapts to the same tasks and takes two training steps there, at the highest precision
+of matrix products and at the default one. Its predictions, with their variances, and what it gives
+to the optimiser are compared with the CPU's in float64, whose draws are those of float32. At the
 highest a method may be ten times as far off as float32 on the CPU is. Then it trains on sine waves,
 and times steps of 16 to 65,536 tasks. Without an accelerator it says so, and that is no failure.
 
@@ -14,17 +14,26 @@ Needs jax, flax, optax and chex; without an installed lavajax, PYTHONPATH=src.
 from __future__ import annotations
 
 import argparse
+import collections
+import contextlib
+import dataclasses
+import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import lavajax
 from lavajax.methods.base import Method
+from lavajax.outer import BatchExpectation
 from lavajax.start import init_state
 from lavajax.steps import run_steps
 
@@ -54,7 +63,6 @@ METHODS: dict[str, Method] = {
     "dkt": lavajax.Dkt(),
     "imaml": lavajax.IMaml(),
 }
-DRAWS = {"meta-mix", "platipus", "bmaml"}
 SIZES = tuple(4**power for power in range(2, 9))
 SLACK, FLOOR = 10.0, 1e-5
 COMPARING_SECONDS, SECONDS = 180.0, 285.0  # after so many, nothing more is begun
@@ -73,6 +81,10 @@ def main() -> int:
     parser.add_argument("--device", type=int, default=0, help="which accelerator")
     parser.add_argument("--quick", action="store_true", help="everything tiny: is it sound?")
     args = parser.parse_args()
+    try:
+        jax.devices("cpu")
+    except RuntimeError:
+        parser.error("JAX_PLATFORMS must name the CPU too, to compare with, as in cuda,cpu")
     found = [d for d in jax.devices() if d.platform != "cpu"]
     if not found:
         print("no accelerator: JAX finds the CPU alone, and there is nothing to compare")
@@ -87,11 +99,13 @@ def main() -> int:
         if not args.quick:
             wrong += print_training(device, steps=2000)
         sizes = SIZES[:1] if args.quick else SIZES
-        missing += print_times(sizes, until=begun + SECONDS)
+        failed, untimed = print_times(sizes, until=begun + SECONDS)
+    wrong, missing = wrong + failed, missing + untimed
+    print(f"{time.monotonic() - begun:.0f} s in all")
     if wrong:
         print(f"not as they should be: {', '.join(wrong)}")
     if missing:
-        print(f"left out, for want of time: {', '.join(missing)}")
+        print(f"left out, for want of time or memory: {', '.join(missing)}")
     if not wrong and not missing:
         print("all of the first two is well" if args.quick else "all is well")
     return 1 if wrong else 2 if missing else 0
@@ -105,19 +119,32 @@ def print_comparison(
     Returns:
         The names of those that are off, and of those that there was no time for.
     """
-    wrong = list[str]()
-    begun = time.monotonic()
+    wrong, left = list[str](), list(methods)
+    until = time.monotonic() + seconds
     print("distance from the CPU's values, relative to their norm: adapt, gradient")
     print(f"{'':16s}{'float32 on CPU':>20s}{'highest':>20s}{'default':>20s}")
-    for number, (name, method) in enumerate(methods.items()):
-        if time.monotonic() - begun > seconds:
-            return wrong, list(methods)[number:]
-        gaps = compare(method, device, double=name not in DRAWS)
+
+    def report(name: str, programs: dict[str, Program]) -> None:
+        gaps = gaps_of(programs)
         columns = "".join(f"{g['adapt']:10.0e}{g['gradient']:10.0e}" for g in gaps.values())
         off = is_off(gaps)
         print(f"{name:16s}{columns}{'  OFF' if off else ''}", flush=True)
-        wrong += [name] * off
-    return wrong, []
+        wrong.extend([name] * off)
+        left.remove(name)
+
+    cores = os.cpu_count() or 1
+    ahead = collections.deque[tuple[str, dict[str, Program]]]()
+    pool = ThreadPoolExecutor(cores)
+    for name, method in methods.items():  # traced one by one, compiled by all cores meanwhile
+        if time.monotonic() > until:
+            break
+        ahead.append((name, begin(method, device, pool)))
+        if len(ahead) > cores:
+            report(*ahead.popleft())
+    while ahead and time.monotonic() < until:
+        report(*ahead.popleft())
+    pool.shutdown(wait=False, cancel_futures=True)
+    return wrong, left
 
 
 def is_off(gaps: dict[str, dict[str, float]]) -> bool:
@@ -127,64 +154,121 @@ def is_off(gaps: dict[str, dict[str, float]]) -> bool:
     )
 
 
-def compare(
-    method: Method, device: jax.Device, *, double: bool = True
-) -> dict[str, dict[str, float]]:
-    """How far a device is from the CPU's float64, or float32, in adaptation and meta-gradient.
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is compiled, or about to be, and what it takes."""
+
+    compiled: Future[Any]
+    arguments: Any
+    double: bool
+
+    def run(self) -> Any:
+        """Its results, as NumPy arrays."""
+        with jax.enable_x64(self.double):
+            return jax.device_get(self.compiled.result()(*self.arguments))
+
+
+def begin(method: Method, device: jax.Device, pool: Executor) -> dict[str, Program]:
+    """Has ``outcome`` compiled, for ``"exact"``, in float64, and for what ``gaps_of`` compares."""
+    cpu = jax.devices("cpu")[0]
+    with jax.default_device(cpu):
+        example = jax.device_put(make_example(method), cpu)
+    where = {
+        "exact": (cpu, HIGHEST, True),
+        "cpu": (cpu, HIGHEST, False),
+        HIGHEST: (device, HIGHEST, False),
+        "default": (device, "default", False),
+    }
+    programs = {}
+    for name, (place, precision, double) in where.items():
+        with jax.default_matmul_precision(precision), jax.enable_x64(double):
+            arguments = jax.device_put(widen(example) if double else example, place)
+            with float32_draws() if double else contextlib.nullcontext():
+                lowered = jax.jit(outcome).lower(*arguments)
+        programs[name] = Program(pool.submit(lowered.compile), arguments, double)
+    return programs
+
+
+def gaps_of(programs: dict[str, Program]) -> dict[str, dict[str, float]]:
+    """How far a device is from the CPU's float64, in adaptation and in training.
 
     Returns:
         For ``"cpu"``, float32 there, ``"highest"`` and ``"default"``: the distances of the
-        predictions, ``"adapt"``, and of the ``"gradient"``, relative to the norm of the CPU's.
+        predictions, ``"adapt"``, the larger of means and variances, and of the ``"gradient"``,
+        relative to the norm of the CPU's.
     """
-    cpu = jax.devices("cpu")[0]
-    with jax.default_device(cpu):
-        params, tasks, keys = example(method)
-    single = outcome(params, tasks, keys, cpu, HIGHEST)
-    exact = single
-    if double:
-        with jax.enable_x64(True):
-            exact = outcome(widen(params), widen(tasks), keys, cpu, HIGHEST)
-    found = {
-        "cpu": single,
-        HIGHEST: outcome(params, tasks, keys, device, HIGHEST),
-        "default": outcome(params, tasks, keys, device, "default"),
-    }
+    found = {name: program.run() for name, program in programs.items()}
+    exact = found.pop("exact")
     return {
-        name: {part: distance(value[part], exact[part]) for part in exact}
+        name: {
+            part: max(distance(a, b) for a, b in zip(value[part], exact[part], strict=True))
+            for part in exact
+        }
         for name, value in found.items()
     }
 
 
-def example(method: Method, number: int = 4) -> tuple[Any, Any, jax.Array]:
-    """Parameters at their start, and tasks ``[number]`` with a key each."""
+def compare(method: Method, device: jax.Device) -> dict[str, dict[str, float]]:
+    """The gaps of one method."""
+    with ThreadPoolExecutor() as pool:
+        return gaps_of(begin(method, device, pool))
+
+
+_TX = optax.chain(optax.trace(0.0), optax.scale(-1e-3))  # keeps what it is given
+
+
+def make_example(method: Method, number: int = 4) -> tuple[Any, Any, jax.Array]:
+    """The state that training starts from, and tasks ``[number]`` with a key each."""
     source = lavajax.Sine(queries=20)
     tasks = jax.vmap(source.sample)(jax.random.split(jax.random.key(1), number))
-    params = method.init(jax.random.key(0), tasks.support.x[0], tasks.support.y[0])
-    return params, tasks, jax.random.split(jax.random.key(2), number)
+    state = init_state(method, source, _TX, jax.random.key(0))
+    return state, tasks, jax.random.split(jax.random.key(2), number)
 
 
-def outcome(
-    params: Any, tasks: Any, keys: jax.Array, device: jax.Device, precision: str
-) -> dict[str, Any]:
-    """Predictions at the queries, and the gradient of the mean loss, computed on a device."""
+def outcome(state: Any, tasks: Any, keys: jax.Array) -> dict[str, tuple[Any, ...]]:
+    """Means and variances at the queries, and what two training steps give to the optimiser."""
+    params = state.params
+    method = params.method
 
-    @jax.jit
-    def both(params: Any, tasks: Any, keys: jax.Array) -> dict[str, Any]:
-        method = params.method
+    def predict(task: Any, key: jax.Array) -> tuple[Any, ...]:
+        adapted = method.adapt(params, task.support, key=key)
+        found = method.predict(params, adapted, task.query.x)
+        return (found.mean,) if found.variance is None else (found.mean, found.variance)
 
-        def predict(task: Any, key: jax.Array) -> jax.Array:
-            adapted = method.adapt(params, task.support, key=key)
-            return method.predict(params, adapted, task.query.x).mean
+    def step(state: Any, _: None) -> tuple[Any, Any]:
+        state, _ = method.step(state, BatchExpectation(tasks, keys), _TX)
+        return state, state.opt[0].trace
 
-        def loss(learned: Any) -> jax.Array:
-            at = params.replace_learned(learned)
-            return jnp.mean(jax.vmap(lambda t, k: method.loss(at, t, k))(tasks, keys))
+    _, given = jax.lax.scan(step, state, None, length=2)
+    return {"adapt": jax.vmap(predict)(tasks, keys), "gradient": (given,)}
 
-        gradient = jax.grad(loss)(params.learned)
-        return {"adapt": jax.vmap(predict)(tasks, keys), "gradient": gradient}
 
-    with jax.default_matmul_precision(precision):
-        return jax.device_get(both(*jax.device_put((params, tasks, keys), device)))
+@contextlib.contextmanager
+def float32_draws() -> Iterator[None]:
+    """Random numbers are those without float64, widened: with it a key gives others."""
+    usual = {"beta": jnp.float32, "randint": jnp.int32}
+
+    def narrow(value: Any) -> Any:
+        if isinstance(value, (np.dtype, type)):
+            return jnp.float32 if jnp.issubdtype(value, jnp.floating) else value
+        floating = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
+        return value.astype(jnp.float32) if floating else value
+
+    def narrowed(name: str) -> Callable[..., Any]:
+        draw = getattr(jax.random, name)
+
+        def drawn(*args: Any, **options: Any) -> Any:
+            args, options = jax.tree.map(narrow, (args, options))
+            if name in usual:
+                options.setdefault("dtype", usual[name])
+            return widen(draw(*args, **options))
+
+        return drawn
+
+    with contextlib.ExitStack() as stack:
+        for name in ("normal", "uniform", "choice", *usual):
+            stack.enter_context(mock.patch.object(jax.random, name, narrowed(name)))
+        yield
 
 
 def widen(tree: Any) -> Any:
@@ -218,18 +302,20 @@ def print_training(device: jax.Device, steps: int, limit: float = 0.1) -> list[s
 
 def print_times(
     sizes: tuple[int, ...], until: float, repeats: int = 5, steps: int = 10
-) -> list[str]:
+) -> tuple[list[str], list[str]]:
     """The median time of a training step of LAVA at each size of the meta-batch.
 
     Returns:
-        Those that were not begun by ``until``, of ``time.monotonic``.
+        Those that failed; and those that were not begun by ``until``, of ``time.monotonic``, or
+        did not fit the memory.
     """
     tasks, tx = lavajax.Sine(), lavajax.outer_optimizer(10_000)
     state = init_state(lavajax.Lava(), tasks, tx, jax.random.key(0))
+    left = [f"steps of {size:,d} tasks" for size in sizes]
     print("tasks a step      ms a step   tasks a second")
     for number, size in enumerate(sizes):
         if time.monotonic() > until:
-            return [f"steps of {each:,d} tasks" for each in sizes[number:]]
+            return [], left[number:]
         chunk = jax.jit(lambda s, size=size: run_steps(s, tasks, tx, 0, steps, meta_batch=size))
         try:
             jax.block_until_ready(chunk(state))
@@ -240,10 +326,12 @@ def print_times(
                 times.append((time.perf_counter() - begun) / steps)
         except jax.errors.JaxRuntimeError as error:
             print(f"{size:12,d}   {str(error).splitlines()[0][:80]}")
-            break
+            if "RESOURCE_EXHAUSTED" in str(error):
+                return [], left[number:]
+            return [left[number]], left[number + 1 :]
         median = statistics.median(times)
         print(f"{size:12,d} {1e3 * median:14.3f} {size / median:16,.0f}", flush=True)
-    return []
+    return [], []
 
 
 if __name__ == "__main__":

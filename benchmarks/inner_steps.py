@@ -16,12 +16,16 @@ The errors that such training reaches are those of ``experiments/paper.py time``
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # before JAX starts: compiling is measured
 
 import measuring
 

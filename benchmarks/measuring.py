@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 HERE = Path(__file__).resolve().parent
 # Figures and files are written as the experiments write them.
@@ -28,6 +28,7 @@ import jax  # noqa: E402
 from files import write_whole  # noqa: E402
 from lavajax.steps import MOST_DRAWN  # noqa: E402
 
+Name = TypeVar("Name")
 RESULTS = HERE / "results"
 PART = Path("runs/benchmarks_part")
 """Where what was measured in part goes, if nothing else is said."""
@@ -36,8 +37,8 @@ STEPS = MOST_DRAWN
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[], Any]], *, repeats: int, calls: int = 1, pause: float = 0.0
-) -> dict[str, float]:
+    runs: Mapping[Name, Callable[[], Any]], *, repeats: int, calls: int = 1, pause: float = 0.0
+) -> dict[Name, float]:
     """Median seconds of one call of each, all warmed up, taking turns.
 
     Args:
@@ -48,14 +49,13 @@ def interleaved(
     """
     for run in runs.values():
         jax.block_until_ready(run())
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[Name, list[float]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():
             time.sleep(pause)
             begun = time.perf_counter()
-            for _ in range(calls):
-                result = run()
-            jax.block_until_ready(result)
+            for _ in range(calls):  # each is waited for: calls in a queue would overlap
+                jax.block_until_ready(run())
             times[name].append((time.perf_counter() - begun) / calls)
     return {name: statistics.median(values) for name, values in times.items()}
 

@@ -24,6 +24,8 @@ from lavajax.types import PyTree
 HEARTBEAT_SECONDS = 20  # a process that is not heard from for so long is dead
 CONNECT_SECONDS = 120  # for all of them to start
 LEAVE_SECONDS = 60
+_LOSS = ("gloo", "nccl", "coordination", "unavailable", "connection", "heartbeat")
+"""What the messages of errors have where a process cannot be reached."""
 # Waits for the end of the process that started it. JAX ends a process that has lost another from a
 # thread of its own, by an abort that Python never sees: somebody else must say what that was.
 _WATCH = """
@@ -127,12 +129,24 @@ class Peers:
         """Whether this is the process that writes and prints."""
         return self.number == 0
 
+    @property
+    def joined(self) -> bool:
+        """Whether there are others, who have not parted yet."""
+        return self._joined
+
+    def misses(self, error: Exception) -> bool:
+        """Whether an error tells that another process has died or cannot be reached.
+
+        Whichever comes first ends this one: such an error of the transport, or JAX's abort.
+        """
+        return self._joined and any(word in str(error).lower() for word in _LOSS)
+
     def on_loss(self, advice: str) -> None:
-        """What is said where this process ends because another has."""
+        """What is said, by a process of its own, where this one ends before it parts."""
         if self._watch is not None:
             self._watch.write(
-                f"\n\nerror: process {self.number} has ended, since one of the processes has died "
-                f"or cannot be reached; {advice}"
+                f"\n\nerror: process {self.number} has ended: it was killed, or another of the "
+                f"processes has died or cannot be reached; {advice}"
             )
             self._watch.flush()
 
@@ -175,10 +189,16 @@ class Peers:
             jax.distributed.shutdown()
             self._forget()
 
-    def abandon(self, code: int) -> int:
-        """Ends this process without waiting for the others, who will miss it; alone, returns."""
+    def abandon(self, code: int, *, lost: bool = False) -> int:
+        """Ends this process without waiting for the others, who will miss it; alone, returns.
+
+        Args:
+            code: the exit code.
+            lost: whether another is missed, which is then said.
+        """
         if self._joined:
-            self._forget()
+            if not lost:
+                self._forget()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)

@@ -23,6 +23,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,11 +68,17 @@ from unseen import groups_of, known_groups, left_out
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked the run to stop."""
+    """A signal asked the run to stop.
 
-    def __init__(self, number: int) -> None:
+    Attributes:
+        number: of the signal.
+        together: whether all processes stop, after the same step.
+    """
+
+    def __init__(self, number: int, *, together: bool = False) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number
+        self.together = together
 
 
 def main() -> int:
@@ -94,20 +101,29 @@ def main() -> int:
     if not peers.first:
         console.quiet = True
     try:
+        return run_command(command, peers, console)
+    except Exception:
+        if peers.joined:  # the others must not wait for this one
+            traceback.print_exc()
+        peers.abandon(1)
+        raise
+
+
+def run_command(command: Settings | Resume | Evaluate, peers: Peers, console: Console) -> int:
+    """Does what the command line says; returns the exit code."""
+    try:
         if isinstance(command, Evaluate):
             score_saved(command, console)
             return 0
         job = prepare(command, peers, console)
-    except (ValueError, OSError, ModuleNotFoundError) as error:
-        return peers.abandon(_fail(console, error, 2, peers))
-    except jax.errors.JaxRuntimeError as error:  # another has ended before all were told
-        return peers.abandon(_fail(console, error, 1, peers))
+    except (ValueError, OSError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
+        code = 1 if isinstance(error, jax.errors.JaxRuntimeError) else 2
+        return peers.abandon(_fail(console, error, code, peers), lost=peers.misses(error))
     except KeyboardInterrupt:
         _say(console, "stopped before training", "bold")
         return peers.abandon(128 + signal.SIGINT)
     with job.folder or contextlib.nullcontext():
-        code = finish(job)
-    return code
+        return finish(job)
 
 
 def finish(job: Job) -> int:
@@ -124,9 +140,10 @@ def finish(job: Job) -> int:
                     draw(job, params, results)
                 _say(console, f"files: {_short(job.path)}")
     except Stopped as stopped:
-        peers.leave()
+        if stopped.together:
+            peers.leave()
         _say(console, f"stopped by {stopped}; {_how_to_go_on(job.path)}", "bold")
-        return 128 + stopped.number
+        return peers.abandon(128 + stopped.number)
     except FloatingPointError as error:  # on all of them
         peers.leave()
         _fail(console, error, 1)
@@ -135,9 +152,9 @@ def finish(job: Job) -> int:
         return 1
     except (ValueError, OSError, ModuleNotFoundError, jax.errors.JaxRuntimeError) as error:
         _fail(console, error, 1, peers)
-        if not isinstance(error, ValueError):
+        if peers.first and not isinstance(error, ValueError):
             _say(console, f"{_what_is_saved(job)}; {_how_to_go_on(job.path)}")
-        return peers.abandon(1)
+        return peers.abandon(1, lost=peers.misses(error))
     return 0
 
 
@@ -371,7 +388,7 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
         if folder is not None:
             write(folder, progress, stopped_by)
         if stopped_by is not None:
-            raise Stopped(stopped_by)
+            raise Stopped(stopped_by, together=True)
 
     def write(folder: RunFolder, progress: lavajax.Progress, stopped_by: int | None) -> None:
         nonlocal saved_at
@@ -422,7 +439,7 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
     stopped_by = peers.most(stop.number)
     stop.waits = False
     if stopped_by is not None:
-        raise Stopped(stopped_by)
+        raise Stopped(stopped_by, together=True)
     peers.leave()  # what is left to do needs one process
     return trained.state
 

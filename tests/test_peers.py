@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from peers import Machines, Peers, split
+from peers import HEARTBEAT_SECONDS, Machines, Peers, split
 
 
 def test_options_of_processes_are_taken_from_the_command_line():
@@ -80,3 +80,23 @@ def test_what_was_left_out_before_a_pause_is_counted_for_each_seed(seeds, rows, 
         peers=Peers(),
     )
     assert run.skipped_before(job) == counts
+
+
+@pytest.mark.parametrize(
+    ("message", "misses"),
+    [
+        ("UNKNOWN: Gloo all-reduce failed: Connection reset by peer", True),
+        ("UNAVAILABLE: Failed to send RPC to coordination service", True),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes", False),
+        ("meta_batch must be at least 1, got 0", False),
+    ],
+)
+def test_the_death_of_another_process_is_told_from_other_errors(monkeypatch, message, misses):
+    peers = Peers()
+    assert not peers.misses(ValueError(message))  # alone, none can be missed
+    monkeypatch.setattr(peers, "_joined", True)
+    assert peers.misses(ValueError(message)) == misses
+
+
+def test_a_dead_process_is_missed_within_half_a_minute():
+    assert 0 < HEARTBEAT_SECONDS <= 30

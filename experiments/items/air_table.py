@@ -116,8 +116,12 @@ def render(scale: Scale, folders: Folders) -> str:
         "year is not known from them. Measured once, for linear interpolation at N = M = 10, the "
         "standard error was 0.0034 with windows taken together by station and week, and 0.0106 by "
         "week; on the validation windows, of the year before, its error was 0.0465. Differences "
-        "between rows, which all see the same windows, are known better, and by how much was not "
-        "measured. ± is the spread over seeds alone. " + windows.describe(),
+        "between rows, which all see the same windows, are known better: measured once likewise, "
+        "the error of LAVA on all weights as below, of one seed on 200,000 windows, was 0.956 "
+        "times that of linear interpolation, with a standard error of 0.006 by week. The best "
+        "linear predictor by second moments of the test year itself, which none can know, has "
+        "0.951. "
+        "± is the spread over seeds alone. " + windows.describe(),
         show("windows"),
         windows.exceptions(),
         windows.compare(),

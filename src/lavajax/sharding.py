@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -166,7 +167,7 @@ def give(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """A copy of what a process has on each of its devices, ``PerDevice``; on one, the tree itself.
 
     Raises:
-        ValueError: the processes have arrays of different shapes, or other units.
+        ValueError: the processes have arrays of different shapes, or other settings.
     """
     if mesh is None or share_of(mesh) == ALONE:
         return replicate(tree, mesh)
@@ -185,17 +186,19 @@ def give(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def _check_alike(tree: PyTree) -> None:
-    """Requires arrays of the same shapes in every process, which else wait for each other."""
+    """Requires the same shapes and settings in every process, which else wait for each other."""
     from jax.experimental import multihost_utils
 
-    found = [(jnp.shape(leaf), str(jnp.result_type(leaf))) for leaf in jax.tree.leaves(tree)]
-    whole = repr((found, getattr(tree, "units", None)))
+    leaves, structure = jax.tree.flatten(tree)
+    found = [(jnp.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves]
+    # The structure has what is static, units among it; of a function, its address too.
+    whole = repr(found) + re.sub(r" at 0x[0-9a-f]+", "", repr(structure))
     digest = np.frombuffer(hashlib.sha256(whole.encode()).digest(), np.uint8)
     every = np.asarray(multihost_utils.process_allgather(digest)).reshape(-1, digest.size)
     if np.any(every != every[0]):
         raise ValueError(
             "tasks must have arrays of the same shapes and dtypes in every process, and the same "
-            "units where they have any, got "
+            "settings, units among them, got "
             f"{', '.join(f'{dtype} {list(shape)}' for shape, dtype in found)} in process "
             f"{jax.process_index()}, and others elsewhere"
         )

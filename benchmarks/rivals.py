@@ -235,9 +235,9 @@ def measure(
         seconds = measuring.interleaved(runs, repeats=settings.repeats, pause=0.3)
     fastest: dict[str, dict[str, Any]] = {}
     for turn in sorted(seconds, key=seconds.__getitem__, reverse=True):
-        name, number = turn
+        name, threads = turn
         ms = 1e3 * seconds[turn] / settings.steps(name, size)
-        fastest[name] = {"meta_batch": size, "name": name, "threads": number, "ms": ms}
+        fastest[name] = {"meta_batch": size, "name": name, "threads": threads, "ms": ms}
     return [fastest[name] for name in LOOKS if name in fastest]
 
 

@@ -5,10 +5,10 @@ solves. From about 60 x 20 on that splits a solve of 10 microseconds over thread
 cores wait for each other for milliseconds.
 
 What took a second or more to compile is kept in the user's cache folder, so that the same run need
-not compile it the next time. ``JAX_COMPILATION_CACHE_DIR``, JAX's own variable, names another folder, or none if it is
-empty. JAX before 0.10 says at length of whatever it loads from there that it may be another
-machine's, since it takes preferences that it has set itself for features of the processor: it is
-told to log fatal errors alone.
+not compile it the next time. ``JAX_COMPILATION_CACHE_DIR``, JAX's own variable, names another
+folder, or none if it is empty. JAX before 0.10 says at length of whatever it loads from there that
+it may be another machine's, since it takes preferences that it has set itself for features of the
+processor: it is told to log fatal errors alone.
 """
 
 import os

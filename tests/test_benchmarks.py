@@ -257,7 +257,8 @@ def test_memory_of_all_weights_is_less_than_a_copy_for_each_task(tmp_path):
 
     row = memory.measure(256, 16, lavajax.Sine(shots=3, queries=4))
     for part in ("adaptation", "training step"):
-        assert 0 < row[part] < row["copies of the weights"] < row[f"{part}, layers hidden"]
+        for each in (part, f"{part}, at adapted"):
+            assert 0 < row[each] < row["copies of the weights"] < row[f"{part}, layers hidden"]
     assert (row["width"], row["points"], row["tasks"]) == (256, 3, 16)
     rows = [dict.fromkeys(row, 10.0 * w**2) | {"width": w, "points": w**4} for w in (2, 4)]
     assert memory.exponents(rows)["training step"] == pytest.approx(2)

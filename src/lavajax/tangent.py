@@ -121,11 +121,7 @@ class LayerRows:
 
     def combine(self, u: Array) -> PyTree:
         """See ``Jacobian``."""
-        layers = []
-        for h, sent in zip(self.inputs, self.sent(u), strict=True):
-            w = linalg.matmul(h.T, sent)
-            layers.append({"w": w, "b": jnp.sum(sent, axis=0)})
-        return {"weights": layers, "head": linalg.matmul(self.z.T, u)}
+        return combined([(self, u)])
 
     def sent(self, u: Array) -> list[Array]:
         """What u ``[N, k]`` sends back to the output of each layer, ``[N, out]``."""
@@ -159,6 +155,22 @@ class LayerSteps:
     def in_head(self, z: Array) -> Array:
         """What it adds to the outputs for features z, ``[N, k]``."""
         return jnp.sum(z * self.z, axis=-1, keepdims=True) * self.u
+
+
+def combined(moves: Sequence[tuple[LayerRows, Array]]) -> PyTree:
+    """The sum of J^T u, for Jacobians J and their u ``[N, k]``; leaves of the shapes of the block.
+
+    By one product in each layer: a sum of several would hold copies of the weights beside it.
+    """
+    sent = [rows.sent(u) for rows, u in moves]
+    layers = []
+    for index, together in enumerate(zip(*sent, strict=True)):
+        h = jnp.concatenate([rows.inputs[index] for rows, _ in moves])
+        s = jnp.concatenate(together)
+        layers.append({"w": linalg.matmul(h.T, s), "b": jnp.sum(s, axis=0)})
+    z = jnp.concatenate([rows.z for rows, _ in moves])
+    head = linalg.matmul(z.T, jnp.concatenate([u for _, u in moves]))
+    return {"weights": layers, "head": head}
 
 
 def outputs_after(

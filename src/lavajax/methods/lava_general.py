@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -152,22 +151,15 @@ def _in_span(method: Lava, apart: PointLosses, prior: PyTree) -> bool:
 
 def _adapt_in_span(method: Lava, params: MetaParams, apart: PointLosses, prior: PyTree) -> Adapted:
     """theta_0 + J^T u, without a step or, where there is no noise, a curvature ever written out."""
-    moves: Sequence[tuple[tangent.Jacobian, Array]]
     if not tangent.is_tapped(method.model):
-        moves = _moves(method, params, apart, prior)
-        return Adapted(_moved(prior, moves))
+        return Adapted(jax.tree.map(jnp.add, prior, _move(method, params, apart, prior)))
     layers = _moves_by_layers(method, method.model, params, apart)
-    block = _moved(prior, layers.moves)
+    block = jax.tree.map(jnp.add, prior, tangent.combined(layers.moves))
     if method.noise is None:
         return Adapted(block)
     ridge = apart.count * layers.epsilon
     rows = layers.curved.written_out(layers.factors / jnp.sqrt(ridge)).matrix()
     return method.outcome(params, block, rows.reshape(-1, rows.shape[-1]), ridge)
-
-
-def _moved(prior: PyTree, moves: Sequence[tuple[tangent.Jacobian, Array]]) -> PyTree:
-    """theta_0 + the sum of all J^T u."""
-    return jax.tree.map(lambda *leaves: sum(leaves), prior, *(j.combine(u) for j, u in moves))
 
 
 def loss(method: Lava, params: MetaParams, task: Task, key: Array | None) -> Array:
@@ -196,16 +188,14 @@ def loss(method: Lava, params: MetaParams, task: Task, key: Array | None) -> Arr
     return points.mean_loss(method.point_loss, linalg.lift(after), query)
 
 
-def _moves(
-    method: Lava, params: MetaParams, apart: PointLosses, prior: PyTree
-) -> list[tuple[tangent.Jacobian, Array]]:
-    """What theta_0 moves by: J^T u, of the Jacobian J and its u ``[N, k]``."""
+def _move(method: Lava, params: MetaParams, apart: PointLosses, prior: PyTree) -> PyTree:
+    """What theta_0 moves by: J^T u, of the Jacobian J at it."""
     f, jacobian = apart.jacobian(prior, fan=False)
     gram = jacobian.gram()
     steps = _coefficients(method, params, apart, f, jnp.einsum("nknl->nkl", gram))
     epsilon, factors = _epsilon_of(method, params, apart, f, gram), apart.loss_factors(f)
     u = precision.correct_in_span(gram, gram, steps, factors, count=apart.count, epsilon=epsilon)
-    return [(jacobian, steps / apart.count + u)]
+    return jacobian.combine(steps / apart.count + u)
 
 
 class ByLayers(NamedTuple):

@@ -2,10 +2,10 @@
 
     python benchmarks/head_scaling.py [--quick] [--out FOLDER]
 
-Three sweeps with k = 10 outputs, of features that are given: N points at P = 4,096 features; P
-features at N = 4,096 points; and P features at N = 10 points, beside the paper's literal route,
-whose N Hessians have (k P)^2 numbers each. That one runs in a process of bounded memory, and only
-where XLA's account of the compiled program leaves room.
+Sweeps with k = 10 outputs, of features that are given: N points at P = 4,096 features; P features
+at N = 4,096 points; the larger of the two where the other is 1,024; and P features at N = 10
+points, beside the paper's literal route, whose N Hessians have (k P)^2 numbers each. That one runs
+in a process of bounded memory, and only where XLA's account of the compiled program leaves room.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Settings:
 
     Attributes:
         large: N and P where they do not vary.
+        middle: the smaller of them where the larger varies.
         sizes: of the sweeps.
         outputs: k.
         points: N of the literal route.
@@ -48,6 +49,7 @@ class Settings:
     """
 
     large: int = 4096
+    middle: int = 1024
     sizes: tuple[int, ...] = (10, 32, 128, 512, 1024, 2048, 4096)
     outputs: int = 10
     points: int = 10
@@ -56,7 +58,7 @@ class Settings:
     memory: int = 16 * 2**30
 
 
-QUICK = Settings(64, (16, 32, 64), 2, 3, (4, 8), 2, 2**31)
+QUICK = Settings(64, 16, (16, 32, 64), 2, 3, (4, 8), 2, 2**31)
 NAIVE = {"curvature": "hessian", "solver": "naive"}
 
 
@@ -109,8 +111,8 @@ def literal(settings: Settings, p: int) -> tuple[int, float | None]:
 
 
 def measure(settings: Settings) -> dict[str, Any]:
-    """All three sweeps: ``[size, seconds]`` of each, and ``[size, bytes, seconds]`` literally."""
-    large, k = settings.large, settings.outputs
+    """All sweeps: ``[size, seconds]`` of each, and ``[size, bytes, seconds]`` literally."""
+    large, middle, k = settings.large, settings.middle, settings.outputs
 
     def sweep(at: dict[str, int], name: str, sizes: tuple[int, ...]) -> list[tuple[int, float]]:
         rows = []
@@ -121,9 +123,12 @@ def measure(settings: Settings) -> dict[str, Any]:
         return rows
 
     every = tuple(sorted({*settings.literal, large}))
+    larger = tuple(size for size in settings.sizes if size >= middle)
     found: dict[str, Any] = {
         "points": sweep({"P": large}, "N", settings.sizes),
         "features": sweep({"N": large}, "P", settings.sizes),
+        "more points": sweep({"P": middle}, "N", larger),
+        "more features": sweep({"N": middle}, "P", larger),
         "few points": sweep({"N": settings.points}, "P", every),
         "literal": [],
     }
@@ -138,17 +143,18 @@ def measure(settings: Settings) -> dict[str, Any]:
 
 
 def powers(found: dict[str, Any], settings: Settings) -> dict[str, float]:
-    """Exponents of time in min(N, P), and for few points in P, over the larger half of the sizes.
+    """Exponents of time in min(N, P), in max(N, P), and for few points in P, of the larger half.
 
     Below, the product of the inputs with the head, of time N P k, is a large part.
     """
-    rows = {name: found[name] for name in ("points", "features", "few points")}
+    rows = {name: found[name] for name in found if name not in ("literal", "powers")}
     rows["literal"] = [(p, time) for p, _, time in found["literal"] if time is not None]
     fitted = {}
     for name, values in rows.items():
         if len(values) < 2:
             continue
-        x, y = np.log(np.array(values[-max(2, len(values) // 2) :])).T
+        few = 0 if name.startswith("more") else max(2, len(values) // 2)  # 0: all of them
+        x, y = np.log(np.array(values[-few:])).T
         fitted[name] = float(np.polyfit(x, y, 1)[0])
     return fitted
 
@@ -167,6 +173,14 @@ def draw(found: dict[str, Any], settings: Settings, path: Path) -> None:
     line(left, found["points"], "o-", figures.VERMILION, shown)
     shown = f"P features, N = {large}: time ~ P^{power['features']:.1f}"
     line(left, found["features"], "s--", figures.BLUE, shown)
+    middle = f"{settings.middle:,d}"
+    for name, look, colour, letters in (
+        ("more points", "o:", figures.ORANGE, "NP"),
+        ("more features", "s:", figures.SKY, "PN"),
+    ):
+        if name in power:
+            shown = f"{name}, {letters[1]} = {middle}: time ~ {letters[0]}^{power[name]:.1f}"
+            line(left, found[name], look, colour, shown)
     left.set_xlabel("N or P")
     shown = f"closed form: time ~ P^{power['few points']:.1f}"
     line(right, found["few points"], "o-", figures.VERMILION, shown)
@@ -190,8 +204,9 @@ def main() -> None:
     found = measure(settings)
     peak = measuring.peak_bytes() / 2**30
     for name, power in found["powers"].items():
-        limit = "as large as it likes" if name == "literal" else "1" if "few" in name else "2"
-        print(f"{name:12s} time grows by the power {power:.2f}; expected at most: {limit}")
+        expected = {"literal": "as large as it likes", "points": "2", "features": "2"}
+        limit = expected.get(name, "1")
+        print(f"{name:14s} time grows by the power {power:.2f}; expected at most: {limit}")
     print(f"peak memory in closed form {peak:.2f} GiB, of 24")
     data = {"settings": dataclasses.asdict(settings), "peak_gib": peak, **found}
     measuring.write_results("head_scaling", data, args.out)

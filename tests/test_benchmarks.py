@@ -271,9 +271,10 @@ def test_memory_of_all_weights_is_less_than_a_copy_for_each_task(tmp_path):
 def test_head_scaling_measures_every_sweep_and_stops_where_memory_ends(tmp_path):
     import head_scaling
 
-    settings = dataclasses.replace(head_scaling.QUICK, sizes=(2, 8), large=8, memory=1)
+    settings = dataclasses.replace(head_scaling.QUICK, sizes=(2, 8), large=8, middle=2, memory=1)
     found = head_scaling.measure(settings)
-    assert found["powers"].keys() == {"points", "features", "few points"}
+    sweeps = {"points", "features", "more points", "more features", "few points"}
+    assert found["powers"].keys() == sweeps
     ((p, needed, time),) = found["literal"]
     assert p == settings.literal[0]
     assert needed > 1

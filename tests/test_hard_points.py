@@ -22,6 +22,7 @@ from helpers import (
     make_points,
     prior_block,
 )
+from lavajax import linalg
 
 
 class Product(nn.Module):
@@ -184,6 +185,38 @@ def test_nor_does_it_under_the_curvature_of_a_softmax(subspace, solver):
     method = lavajax.Lava(RELU, loss, subspace=subspace, epsilon=1e-9, solver=solver)
     params = make_params(method, support)
     assert_finite(lavajax.predict(params, lavajax.adapt(params, support), support.x).mean)
+
+
+@pytest.mark.parametrize("number", [2, 10, 20])
+def test_rows_that_repeat_are_factored_however_small_the_regulariser(number):
+    """Rounding takes more from their Gram matrix than from that of other rows."""
+
+    def one(key):
+        rows = jnp.outer(1 + 1e-3 * jax.random.normal(key, (number,)), jnp.ones(65))
+        targets = linalg.matmul(rows, jnp.ones((65, 1)))
+
+        def fit(rows):
+            move = linalg.matmul(rows.T, linalg.solve_gram(rows, targets, 1e-9))
+            return jnp.max(jnp.abs(linalg.matmul(rows, move) / targets - 1))
+
+        # Where the points are 1e12 times as precise as the prior, whose variance there is 65.
+        variance = linalg.posterior_variance(1e5 * rows, rows)
+        return fit(rows), jax.grad(fit)(rows), jnp.max(variance), jnp.min(variance)
+
+    misfit, gradient, largest, smallest = jax.vmap(one)(jax.random.split(jax.random.key(0), 500))
+    assert_finite(gradient)
+    # The ridge that was taken, at most 1e3 eps of the trace, is what keeps the fit from the points.
+    assert np.max(misfit) < 1e-3
+    assert np.max(largest) < 1e-3 * 65
+    assert np.min(smallest) >= 0.0
+
+
+@pytest.mark.parametrize("ridge", [1e-3, 1.0])
+def test_a_regulariser_above_rounding_is_left_as_it_is(ridge):
+    gram = jnp.eye(3)
+    assert linalg.above_rounding(ridge, gram) == ridge
+    assert jax.grad(linalg.above_rounding)(ridge, gram) == 1.0
+    assert jnp.isnan(linalg.solve_gram(gram.at[0, 0].set(jnp.nan), gram, ridge)).all()
 
 
 def test_loss_of_a_bfloat16_network_is_computed_in_float32():

@@ -7,6 +7,7 @@ smaller of the two Gram matrices.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -43,17 +44,17 @@ def solve_gram(rows: Array, rhs: Array, ridge: Array | float) -> Array:
     would cost n n p, is factored and no more.
     """
     held = lax.stop_gradient(rows)
-    gram = matmul(held, held.T)
-    ridge = above_rounding(ridge, gram)
+    root, least = _factor(matmul(held, held.T), ridge)
+    ridge = _at_least(least, ridge)
 
     def product(x: Array) -> Array:
         inner = matmul(rows.T, x)
         return matmul(rows, inner) + ridge * x
 
-    factor = jax.scipy.linalg.cho_factor(add_diagonal(gram, lax.stop_gradient(ridge)), lower=True)
-    return lax.custom_linear_solve(
-        product, rhs, lambda _, b: jax.scipy.linalg.cho_solve(factor, b), symmetric=True
-    )
+    def solve(_: Callable[[Array], Array], b: Array) -> Array:
+        return jax.scipy.linalg.cho_solve((root, True), b)
+
+    return lax.custom_linear_solve(product, rhs, solve, symmetric=True)
 
 
 @jax.custom_jvp
@@ -93,8 +94,35 @@ def above_rounding(ridge: Array | float, gram: Array) -> Array:
 
     That is what rounding may take from its eigenvalues; what stands above it is left as it is.
     """
-    least = 0.5 * jnp.finfo(gram.dtype).eps * jnp.trace(gram)
-    return jnp.maximum(ridge, lax.stop_gradient(least))
+    return _at_least(_factor(gram, ridge)[1], ridge)
+
+
+def _factor(gram: Array, ridge: Array | float) -> tuple[Array, Array]:
+    """The Cholesky factor L of gram + ridge I, and the ridge that it took; not differentiated.
+
+    Rounding takes from the eigenvalues of a Gram matrix about half an eps of its trace, and more
+    where its rows are nearly multiples of one another. By how much is seen only by factoring: a
+    ridge that does not suffice is raised, up to 1e3 eps of the trace. Beyond that L is NaN, as it
+    is for a gram with what is not finite.
+    """
+    gram, ridge = lax.stop_gradient((gram, jnp.asarray(ridge, gram.dtype)))
+    rounding = jnp.finfo(gram.dtype).eps * jnp.trace(gram)
+
+    def attempt(ridge: Array) -> tuple[Array, Array]:
+        return lax.linalg.cholesky(add_diagonal(gram, ridge), symmetrize_input=False), ridge
+
+    def failed(state: tuple[Array, Array]) -> Array:
+        root, ridge = state
+        return jnp.isnan(jnp.trace(root)) & (ridge < 100 * rounding)
+
+    return lax.while_loop(
+        failed, lambda state: attempt(8 * state[1]), attempt(jnp.maximum(ridge, 0.5 * rounding))
+    )
+
+
+def _at_least(least: Array, ridge: Array | float) -> Array:
+    """The greater, and the derivative of the ridge where it is not below."""
+    return jnp.where(ridge < least, least, ridge)
 
 
 def add_diagonal(matrix: Array, value: Array | float) -> Array:
@@ -160,11 +188,9 @@ def _residuals(z: Array, at: Array, route: Route) -> tuple[Array, Array]:
     if n == 0:
         return at, jnp.zeros((at.shape[0], 0), at.dtype)
     if route == "dual" or (route == "auto" and n < p):
-        gram = matmul(z, z.T)
-        u = solve_positive(add_diagonal(gram, above_rounding(1.0, gram)), matmul(z, at.T)).T
+        u = solve_gram(z, matmul(z, at.T), 1.0).T
         return at - matmul(u, z), u
-    gram = matmul(z.T, z)
-    r = solve_positive(add_diagonal(gram, above_rounding(1.0, gram)), at.T).T
+    r = solve_gram(z.T, at.T, 1.0).T
     return r, matmul(r, z.T)
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 from scipy.stats import norm
 
 import lavajax as lj
@@ -14,6 +15,8 @@ Y = jnp.array([0.1, 0.4, -0.5])
 LOSSES = {
     "mean": (lj.SquaredError(), Y),
     "sum": (lj.SquaredError("sum"), Y),
+    "directions": (lj.DirectionError(), Y),
+    "directions, sum": (lj.DirectionError("sum"), Y),
     "huber": (lj.Huber(1.4), Y),  # two outputs within delta of their target, one beyond
     "huber, sum": (lj.Huber(0.9, "sum"), Y),
     "classes": (lj.CrossEntropy(3), jnp.int32(2)),
@@ -30,10 +33,10 @@ def test_factor_is_a_root_of_the_hessian(x64, name):
     s = loss.factor(f, y)
     assert_close(s @ s.T, hessian, 1e-12)
     c = loss.constant_curvature(3)
-    if name not in ("mean", "sum"):
-        assert c is None
-    else:
+    if name in ("mean", "sum", "directions", "directions, sum"):
         assert_close(c * np.eye(3), hessian, 1e-12)
+    else:
+        assert c is None
 
 
 def test_the_curvature_of_a_density_is_the_fisher_information(x64):
@@ -46,6 +49,61 @@ def test_the_curvature_of_a_density_is_the_fisher_information(x64):
     s = loss.factor(f, mean)
     assert_close(s @ s.T, hessians.mean(axis=0), 1e-12)
     assert loss.constant_curvature(4) is None
+
+
+def test_directions_have_length_1_whatever_the_outputs(x64):
+    loss, f = lj.DirectionError(), F.astype(float)
+    for scale in (1e-200, 1.0, 1e200):
+        assert_close(loss.mean(scale * f), f / np.linalg.norm(f), 1e-12)
+    np.testing.assert_array_equal(loss.mean(jnp.zeros(3)), 0.0)
+    check_grads(loss.mean, (f,), order=2)
+    check_grads(loss.mean, (jnp.array([0.0, -2.0]),), order=2)  # the largest entry is all of it
+    assert_finite(jax.jacobian(loss.mean)(jnp.zeros(3)))
+    assert_close(loss.metric(loss.mean(f), Y), np.mean((f / np.linalg.norm(f) - Y) ** 2), 1e-12)
+
+
+def circle(angle):
+    return jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=-1)
+
+
+def test_directions_adapt_as_vectors_and_are_predicted_on_the_circle():
+    """The closed form is that of the squared error; an angle may pass from pi to -pi."""
+    x = jnp.linspace(-1, 1, 9)[:, None]
+    support = lj.Points(x[::2], circle(3 + x[::2, 0]))
+    flat = make_params(lj.lava_converged(model=RELU, epsilon=1e-3), support)
+    method = lj.lava_converged(model=RELU, point_loss=lj.DirectionError(), epsilon=1e-3)
+    params = make_params(method, support)
+    adapted = lj.adapt(params, support)
+    np.testing.assert_array_equal(adapted.block, lj.adapt(flat, support).block)
+    straight = lj.predict(flat, adapted, x).mean
+    predicted = lj.predict(params, adapted, x).mean
+    assert_close(predicted, straight / jnp.linalg.norm(straight, axis=1, keepdims=True), 1e-6)
+    query = circle(3 + x[:, 0])
+    assert np.mean((predicted - query) ** 2) < 0.9 * np.mean((straight - query) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [
+        (jnp.ones((3, 1)), "its cos and its sin"),
+        (jnp.full((3, 2), 10.0), "root mean square length of 14.1421: divide by it"),
+        (jnp.zeros((3, 2)), "length of 0"),
+    ],
+)
+def test_targets_that_are_no_directions_are_refused(y, said):
+    method = lj.Lava(RELU, lj.DirectionError())
+
+    def use():
+        support = lj.Points(jnp.ones((3, 1)), y)
+        return lj.adapt(make_params(method, support), support)
+
+    with pytest.raises(ValueError, match=said):
+        use()
+
+
+def test_error_bars_of_directions_are_refused():
+    with pytest.raises(ValueError, match="normal density of real targets"):
+        lj.lava_bayesian(point_loss=lj.DirectionError())
 
 
 def test_hubers_loss_is_quadratic_then_linear():

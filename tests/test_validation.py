@@ -278,6 +278,7 @@ EXAMPLES = {
     "Context": lavajax.Context(9, "zeros_learned"),
     "Full": lavajax.Full(),
     "SquaredError": lavajax.SquaredError("sum"),
+    "DirectionError": lavajax.DirectionError("sum"),
     "Huber": lavajax.Huber(0.3, "sum"),
     "GaussianNll": lavajax.GaussianNll(min_std=0.2),
     "CrossEntropy": lavajax.CrossEntropy(4),

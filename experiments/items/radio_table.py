@@ -10,13 +10,15 @@ import numpy as np
 import lavajax
 from comparison import Job
 from protocols import COMPARED_ROWS, Row, Scale
-from reference import PAPER_RADIO
+from reference import PAPER_RADIO, noise_floor
 from tables import Table, process_note, section, spread
 from works import Folders, Work
 
 TITLE = "radio signals, synthetic: test error by method and N"
 NAME = "radio"
 SHOTS = (10, 20)
+DIRECTION = lavajax.DirectionError()
+DIRECTION_ROWS = ("ANIL", "LAVA, the paper's setting", "LAVA, converged", "ridge head")
 QUICK_ROWS = tuple(
     row for row in COMPARED_ROWS if row.name in ("ANIL", "LAVA, the paper's setting")
 )
@@ -30,11 +32,24 @@ def table(scale: Scale, folders: Folders | None = None) -> Table:
     return Table(NAME, columns, scale.protocol, rows, folders)
 
 
+def directions(scale: Scale, folders: Folders | None = None) -> Table:
+    """The cells of methods that know that the signals have one amplitude."""
+    columns = {f"N = {n}, amplitude 1": lavajax.Radio(shots=n) for n in SHOTS}
+    rows = [
+        dataclasses.replace(row, method=dataclasses.replace(row.method, point_loss=DIRECTION))
+        for row in COMPARED_ROWS
+        if row.name in DIRECTION_ROWS
+    ]
+    return Table(NAME, columns, scale.protocol, tuple(rows), folders)
+
+
 def works(scale: Scale) -> list[Work]:
     """All cells."""
     cells = table(scale)
     clean = [_clean(cells.job(row, column)) for column in cells.columns for row in cells.rows]
-    return [*cells.works(), *clean, *cells.references(scale.protocol.test_tasks).values()]
+    further = [] if scale.quick else directions(scale).works()
+    references = cells.references(scale.protocol.test_tasks).values()
+    return [*cells.works(), *clean, *further, *references]
 
 
 def _clean(job: Job) -> Work:
@@ -62,6 +77,7 @@ def render(scale: Scale, folders: Folders) -> str:
         errors = _clean(cells.job(row, column)).result(folders)
         return spread(np.array(errors)) if errors else ""
 
+    directed = directions(scale, folders)
     against_signal = cells.show("against the signal itself", show_clean)
     return section(
         "## Radio signals, synthetic",
@@ -84,5 +100,29 @@ def render(scale: Scale, folders: Folders) -> str:
         cells.compare(),
         cells.show_settings(),
         cells.at_the_edge(),
+        cells.given_up(),
+        *_directed(directed),
+    )
+
+
+def _directed(cells: Table) -> tuple[str, ...]:
+    """The part of the methods that know that the signals have one amplitude."""
+    if not cells.found:
+        return ()
+    floor = {column: noise_floor(task.load()) for column, task in cells.columns.items()}
+
+    def times(row: Row, column: str) -> str:
+        if (row.name, column) not in cells.found:
+            return ""
+        return f"{np.mean(cells.errors(row.name, column)) / floor[column]:.2f}"
+
+    return (
+        "The same methods with `DirectionError`: all these signals have an amplitude of 1, and "
+        "what is predicted is the outputs' direction, no longer linear in the labels; training is "
+        "the same.",
+        cells.show_errors(),
+        "In units of the noise, mean over seeds:",
+        cells.show("times the noise", times),
+        cells.show_settings(),
         cells.given_up(),
     )

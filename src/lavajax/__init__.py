@@ -17,6 +17,7 @@ from lavajax.evaluate import evaluate as evaluate
 from lavajax.evaluate import score as score
 from lavajax.export import export as export
 from lavajax.losses import CrossEntropy as CrossEntropy
+from lavajax.losses import DirectionError as DirectionError
 from lavajax.losses import GaussianNll as GaussianNll
 from lavajax.losses import Huber as Huber
 from lavajax.losses import Loss as Loss

@@ -23,7 +23,7 @@ _NAMES = (
     *("Cnp", "AttentiveCnp", "Tnp"),
     *("Ridge", "Alpaca", "Dkt", "IMaml"),
     *("MLP", "Conv4", "Correlated", "Head", "Context", "Full"),
-    *("SquaredError", "Huber", "GaussianNll", "CrossEntropy"),
+    *("SquaredError", "DirectionError", "Huber", "GaussianNll", "CrossEntropy"),
     *("Sine", "FitzHughNagumo", "MassSpring", "Pendulum", "VanDerPol", "Cartpole"),
     *("AirQuality", "Radio", "SyntheticFm", "Omniglot", "MiniImageNet", "Table"),
     *("NoisyLabels", "FixedTasks", "VaryingShots", "Units", "Columns"),

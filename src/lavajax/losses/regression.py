@@ -8,6 +8,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from lavajax import validate
 from lavajax.losses.base import Loss
@@ -103,6 +104,86 @@ class SquaredError:
     def constant_curvature(self, k: int) -> float:
         """c: 2/k for ``"mean"``, 2 for ``"sum"``."""
         return 2.0 / k if self.reduction == "mean" else 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class DirectionError:
+    r"""Squared error of directions: targets are vectors of length 1, but for noise.
+
+    Angles and phases, as [cos, sin] of them; headings, orientations, signals of one amplitude. In
+    adaptation and training the loss is the squared error of the outputs, l = (c/2) ||f - y||^2,
+    whose closed forms a head keeps. What is predicted, and scored, is their direction, f / ||f||,
+    which unlike f is not linear in the labels: what lay between two labels on the chord lies on
+    the arc.
+
+    Attributes:
+        reduction: over the k outputs, as in ``SquaredError``.
+
+    The reported metric is the squared error of the predicted vectors of length 1.
+    """
+
+    reduction: Literal["mean", "sum"] = "mean"
+
+    def __post_init__(self) -> None:
+        validate.choice(self, "reduction", ("mean", "sum"))
+
+    @property
+    def _flat(self) -> SquaredError:
+        return SquaredError(self.reduction)
+
+    metric_name = property(_mse)
+
+    def out_dim(self, y_shape: tuple[int, ...]) -> int:
+        """k for targets ``[k]``.
+
+        Raises:
+            ValueError: a target is not a vector of at least two entries.
+        """
+        k = _vector_size(y_shape, "directions")
+        if k < 2:
+            raise ValueError(
+                "y must have shape [N, k], k >= 2, for directions, got k = 1; an angle is two "
+                "targets, its cos and its sin"
+            )
+        return k
+
+    cast = _cast_real
+
+    def check(self, y: np.ndarray) -> None:
+        """Looks at concrete targets ``[N, k]``.
+
+        Raises:
+            ValueError: their root mean square length is not within a factor of 2 of 1.
+        """
+        if y.size == 0:
+            return
+        length = math.sqrt(float(np.mean(np.sum(np.asarray(y, np.float64) ** 2, axis=-1))))
+        if not 0.5 <= length <= 2.0 and math.isfinite(length):
+            raise ValueError(
+                "y must hold vectors of length 1 for directions, but for noise; got a root mean "
+                f"square length of {length:g}: divide by it"
+            )
+
+    def value(self, outputs: Array, y: Array) -> Array:
+        """(c/2) ||f - y||^2, a scalar, for ``[k]`` and ``[k]``."""
+        return self._flat.value(outputs, y)
+
+    def mean(self, outputs: Array) -> Array:
+        """f / ||f||, ``[k]``; 0 of 0."""
+        # Squares of tiny outputs would be 0. The direction does not depend on the scale.
+        largest = lax.stop_gradient(jnp.max(jnp.abs(outputs)))
+        scaled = outputs / jnp.where(largest > 0, largest, 1.0)
+        return scaled / jnp.sqrt(jnp.where(largest > 0, jnp.sum(scaled**2), 1.0))
+
+    metric = _mean_square
+
+    def factor(self, outputs: Array, y: Array) -> Array:
+        """sqrt(c) I, ``[k, k]``."""
+        return self._flat.factor(outputs, y)
+
+    def constant_curvature(self, k: int) -> float:
+        """c: 2/k for ``"mean"``, 2 for ``"sum"``."""
+        return self._flat.constant_curvature(k)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,6 +73,12 @@ SUBSPACES: dict[str, Any] = {
     "full": lavajax.Full(),
 }
 MODELS: dict[str, Any] = {"mlp": lavajax.MLP(), "conv4": lavajax.Conv4()}
+LOSSES: dict[str, Any] = {
+    "squared": lavajax.SquaredError(),
+    "direction": lavajax.DirectionError(),
+    "huber": lavajax.Huber(),
+    "gaussian": lavajax.GaussianNll(),
+}
 
 # Fields whose own name says too little once it stands among the options of other parts.
 _RENAMED = {
@@ -97,6 +103,9 @@ class Choice:
         method: meta-learning method; lava-converged is the setting of LAVA that we recommend.
         model: backbone; the task's own where not given: conv4 for images, mlp for all others.
         subspace: what adapts, where the method leaves it open.
+        loss: of real targets, the squared error where not given: direction where targets are
+            vectors of length 1, huber where there are outliers, gaussian to predict their variance
+            too; of classes it is their cross-entropy, and no choice.
     """
 
     resume: Path | None = None
@@ -105,6 +114,7 @@ class Choice:
     method: Literal[tuple(METHODS)] = "lava"  # type: ignore[valid-type]
     model: Literal[(*MODELS, None)] = None  # type: ignore[valid-type]
     subspace: Literal[(*SUBSPACES, None)] = None  # type: ignore[valid-type]
+    loss: Literal[(*LOSSES, None)] = None  # type: ignore[valid-type]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,7 +337,8 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
         "These are the options of this choice. Choose others, and ask --help again, by "
         f"--task {{{','.join(TASKS)}}}, --method {{{','.join(METHODS)}}}"
         + (f", --model {{{','.join(MODELS)}}}" if "model" in parts else "")
-        + (f", --subspace {{{','.join(SUBSPACES)}}}. " if _is_open(template) else ". ")
+        + (f", --subspace {{{','.join(SUBSPACES)}}}" if _is_open(template) else "")
+        + (f", --loss {{{','.join(LOSSES)}}}. " if "point_loss" in parts else ". ")
         + "--resume FOLDER goes on with a run, --eval FOLDER scores a saved model. Several "
         "processes train together, each with --coordinator HOST:PORT --processes N --process I, or "
         "with --distributed where a cluster knows these."
@@ -347,7 +358,8 @@ def _parse_eval(choice: Choice, args: Sequence[str], rest: list[str]) -> Evaluat
     assert choice.eval is not None
     task: Any = TASKS[choice.task]
     name: str = choice.task
-    given = [a for a in args if a.split("=")[0] in ("--task", "--method", "--model", "--subspace")]
+    choices = ("--task", "--method", "--model", "--subspace", "--loss")
+    given = [a for a in args if a.split("=")[0] in choices]
     if any(not a.startswith("--task") for a in given):
         raise ValueError(f"--eval scores the method that was saved; leave {given[-1]} out")
     config = choice.eval / CONFIG
@@ -419,6 +431,10 @@ def _method(choice: Choice) -> Any:
         own = getattr(TASKS[choice.task], "model", MODELS["mlp"])
         model = own if choice.model is None else MODELS[choice.model]
         method = dataclasses.replace(method, model=model)
+    if choice.loss is not None:
+        if _names_loss(TASKS[choice.task]):
+            raise ValueError(f"--loss is a choice for real targets: {choice.task} has classes")
+        method = dataclasses.replace(method, point_loss=LOSSES[choice.loss])
     if choice.subspace is None:
         return method
     if not _is_open(method):

@@ -116,6 +116,9 @@ def test_a_noisy_fixed_system_is_trained_on_and_scored_elsewhere(run, tmp_path):
         (["--optimizer=sgd", "--warmup=5"], "--warmup has no effect without --optimizer=adam"),
         (["--task=air-quality", "--data=none.zip"], "none.zip, which is not there"),
         (["--task=sinus"], "invalid choice 'sinus'"),
+        (["--task=omniglot", "--loss=huber"], "--loss is a choice for real targets: omniglot has"),
+        (["--loss=direction"], "its cos and its sin"),
+        (["--method=lava-bayesian", "--loss=direction"], "predicts a normal density"),
     ],
 )
 def test_impossible_settings_are_refused_before_anything_is_computed(args, reason, monkeypatch):
@@ -142,6 +145,15 @@ def test_subspace_is_a_choice_for_every_method_that_leaves_it_open(monkeypatch):
     # what a method already adapts keeps the method's own settings
     cavia = options.parse(["--method=cavia", "--subspace=context"]).method
     assert cavia.subspace.start == "zeros"
+
+
+def test_loss_is_a_choice_with_options_of_its_own(monkeypatch):
+    import options
+
+    radio = options.parse(["--task=radio", "--method=anil", "--loss=direction"]).method
+    assert radio.point_loss == lavajax.DirectionError()
+    huber = options.parse(["--loss=huber", "--delta=0.3", "--reduction=sum"]).method
+    assert huber.point_loss == lavajax.Huber(0.3, "sum")
 
 
 def test_outer_optimizer_is_a_choice(monkeypatch):

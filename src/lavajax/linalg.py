@@ -122,6 +122,7 @@ def _factor(gram: Array, ridge: Array | float) -> tuple[Array, Array]:
 
 def _at_least(least: Array, ridge: Array | float) -> Array:
     """The greater, and the derivative of the ridge where it is not below."""
+    ridge = jnp.asarray(ridge, least.dtype)  # or it could be below by its rounding alone
     return jnp.where(ridge < least, least, ridge)
 
 

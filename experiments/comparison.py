@@ -355,7 +355,9 @@ def _most(source: Any, tasks: int) -> float:
 
 
 def _mean(values: np.ndarray | None) -> float | None:
-    return None if values is None else float(np.mean(values))
+    """The mean; None where it is not known, or not finite: a predicted variance may overflow."""
+    mean = np.nan if values is None else float(np.mean(values))
+    return mean if np.isfinite(mean) else None
 
 
 def _measure(job: Job, folders: Folders) -> dict[str, Any]:

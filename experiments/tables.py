@@ -158,6 +158,8 @@ class Table:
 
             def mean(name: str, unit: float = 1.0) -> str:
                 values = [s[name] for s in known if s.get(name) is not None]
+                if 0 < len(values) < len(known):
+                    return "not finite"
                 return f"{unit * np.mean(values):.3g}" if values else "–"
 
             parts = [mean("nll"), mean("crps"), mean("sharpness")]

@@ -434,6 +434,33 @@ def test_error_bars_are_chosen_by_their_density(paper, tmp_path, monkeypatch):
     assert list(found["validation"].values()) == pytest.approx([0.1, 0.2])
 
 
+def test_a_density_that_overflows_in_one_seed_is_not_averaged_over_the_others(
+    paper, tmp_path, monkeypatch
+):
+    import comparison
+    from protocols import QUICK, Row
+    from tables import Table
+    from works import Folders
+
+    row = Row("LAVA", lavajax.lava_bayesian(model=lavajax.MLP(hidden=(4,))))
+    folders = Folders(tmp_path / "results", tmp_path / "work")
+    protocol = dataclasses.replace(QUICK, seeds=2)
+    table = Table("sine", {"N = 2": lavajax.Sine(shots=2)}, protocol, (row,), folders)
+    score, ends = comparison._score, []
+
+    def overflow(*given):
+        found = score(*given)
+        if given[2:] == ("test", 20):
+            ends.append(found)
+        return dataclasses.replace(found, crps=found.crps * np.inf) if len(ends) == 2 else found
+
+    monkeypatch.setattr(comparison, "_score", overflow)
+    seeds = table.works()[0].do(folders)["seeds"]
+    assert [seed["crps"] is None for seed in seeds] == [False, True]
+    nll = np.mean([end.nll.mean() for end in ends])
+    assert f"| LAVA | {nll:.3g}, not finite, " in table.show_densities()
+
+
 def test_a_choice_that_diverges_in_training_gives_way_to_the_next(paper, tmp_path, monkeypatch):
     """But for the last, which is reported as it is."""
     import comparison

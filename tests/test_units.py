@@ -252,6 +252,14 @@ def test_units_that_do_not_fit_are_refused():
         lj.evaluate(PARAMS, other, num_tasks=4)
 
 
+def test_directions_that_were_standardised_are_refused():
+    method, tx = lj.Anil(RELU, lj.DirectionError()), lj.outer_optimizer(20)
+    with pytest.raises(ValueError, match="tasks must give directions as they are"):
+        start_state(method, Source(), tx)
+    as_they_are = dataclasses.replace(UNITS, y=lj.Columns((0, 0), (1, 1)))
+    assert start_state(method, Source(as_they_are), tx).params.units == as_they_are
+
+
 def test_state_goes_on_with_the_same_units_alone(tmp_path):
     tx = lj.outer_optimizer(20)
     method = lj.Anil(RELU)

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from lavajax import leaves
+from lavajax.losses import DirectionError
 from lavajax.methods.base import Method
 from lavajax.methods.batch_norm import check_batch
 from lavajax.tasks.base import TaskSource, check_task
@@ -42,7 +43,7 @@ def init_state(
 
 
 def _units_of(tasks: TaskSource, params: MetaParams) -> Units | None:
-    """The units of a source that has any, which must be as many as its inputs and targets."""
+    """The units of a source that has any, which must fit its inputs and targets, and the loss."""
     units = getattr(tasks, "units", None)
     if units is None:
         return None
@@ -50,6 +51,12 @@ def _units_of(tasks: TaskSource, params: MetaParams) -> Units | None:
     if not isinstance(units, Units) or sizes != ((len(units.x.mean),), (len(units.y.mean),)):
         raise ValueError(
             f"tasks.units must be Units of inputs {sizes[0]} and targets {sizes[1]}, got {units!r}"
+        )
+    as_they_are = not any(units.y.mean) and set(units.y.std) == {1.0}
+    if isinstance(params.method.point_loss, DirectionError) and not as_they_are:
+        raise ValueError(
+            "tasks must give directions as they are, got standardised targets, which are none; a "
+            "Table standardises all that it reads: give a source of your own"
         )
     return units
 

@@ -114,7 +114,7 @@ class DirectionError:
     adaptation and training the loss is the squared error of the outputs, l = (c/2) ||f - y||^2,
     whose closed forms a head keeps. What is predicted, and scored, is their direction, f / ||f||,
     which unlike f is not linear in the labels: what lay between two labels on the chord lies on
-    the arc.
+    the arc. Targets are not to be standardised, as those of a ``Table`` are.
 
     Attributes:
         reduction: over the k outputs, as in ``SquaredError``.

@@ -168,7 +168,7 @@ class Table:
             parts += [f"{lost} of {len(seeds)} seeds diverged"] if lost else []
             return ", ".join(parts)
 
-        head = "NLL, CRPS, mean σ, % inside 95 / 90 / 50% intervals (–: not known)"
+        head = "NLL, CRPS, mean σ, % inside 95 / 90 / 50% intervals (–: not known, or not finite)"
         return self.show(head, show)
 
     def show(

@@ -87,6 +87,7 @@ def test_directions_adapt_as_vectors_and_are_predicted_on_the_circle():
     [
         (jnp.ones((3, 1)), "its cos and its sin"),
         (jnp.full((3, 2), 10.0), "root mean square length of 14.1421: divide by it"),
+        (jnp.full((20, 2), 2.0), "root mean square length of 2.82843"),
         (jnp.zeros((3, 2)), "length of 0"),
     ],
 )
@@ -94,11 +95,21 @@ def test_targets_that_are_no_directions_are_refused(y, said):
     method = lj.Lava(RELU, lj.DirectionError())
 
     def use():
-        support = lj.Points(jnp.ones((3, 1)), y)
+        support = lj.Points(jnp.ones((len(y), 1)), y)
         return lj.adapt(make_params(method, support), support)
 
     with pytest.raises(ValueError, match=said):
         use()
+
+
+def test_a_noisy_direction_alone_is_taken():
+    lj.DirectionError().check(np.array([[2.5, 0.5]]))
+
+
+def test_training_looks_at_the_directions_of_its_tasks():
+    method = lj.Anil(RELU, lj.DirectionError())
+    with pytest.raises(ValueError, match="must hold vectors of length 1"):
+        lj.train(method, lj.NoisyLabels(lj.SyntheticFm(), 3.0, "both"), steps=1)
 
 
 def test_error_bars_of_directions_are_refused():

@@ -118,8 +118,8 @@ def _directed(cells: Table) -> tuple[str, ...]:
 
     return (
         "The same methods with `DirectionError`: all these signals have an amplitude of 1, and "
-        "what is predicted is the outputs' direction, no longer linear in the labels; training is "
-        "the same.",
+        "what is predicted is the outputs' direction, no longer linear in the labels; the "
+        "loss that is trained with is the same, and the choices are made by the error of these.",
         cells.show_errors(),
         "In units of the noise, mean over seeds:",
         cells.show("times the noise", times),

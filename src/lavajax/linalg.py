@@ -34,11 +34,22 @@ def solve_positive(matrix: Array, rhs: Array) -> Array:
 
     Differentiated as a solve, not through the factorisation, which costs many times more.
     """
-    return jax.scipy.linalg.solve(matrix, rhs, assume_a="pos")
+    root = lax.linalg.cholesky(lax.stop_gradient(matrix))
+    return _by_root(root, lambda x: matmul(matrix, x), rhs)
+
+
+def solve_regularised(gram: Array, rhs: Array, ridge: Array | float) -> Array:
+    """(G + ridge I)^-1 rhs for a Gram matrix G ``[n, n]`` and ``[n]`` or ``[n, m]``.
+
+    However small the ridge is beside G: see ``above_rounding``.
+    """
+    root, least = _factor(gram, ridge)
+    ridge = _at_least(least, ridge)
+    return _by_root(root, lambda x: matmul(gram, x) + ridge * x, rhs)
 
 
 def solve_gram(rows: Array, rhs: Array, ridge: Array | float) -> Array:
-    """(R R^T + ridge I)^-1 rhs for rows R ``[n, p]`` and a few right-hand sides ``[n, m]``.
+    """(R R^T + ridge I)^-1 rhs for rows R ``[n, p]`` and right-hand sides ``[n, m]``.
 
     The derivative is that of the products R (R^T x), and costs n p m: the n x n matrix, whose own
     would cost n n p, is factored and no more.
@@ -50,6 +61,12 @@ def solve_gram(rows: Array, rhs: Array, ridge: Array | float) -> Array:
     def product(x: Array) -> Array:
         inner = matmul(rows.T, x)
         return matmul(rows, inner) + ridge * x
+
+    return _by_root(root, product, rhs)
+
+
+def _by_root(root: Array, product: Callable[[Array], Array], rhs: Array) -> Array:
+    """The x with product(x) = rhs, by the Cholesky factor of the product's matrix."""
 
     def solve(_: Callable[[Array], Array], b: Array) -> Array:
         return jax.scipy.linalg.cho_solve((root, True), b)
@@ -90,9 +107,10 @@ def log_det_rows(rows: Array, ridge: Array | float, route: Route = "auto") -> Ar
 
 
 def above_rounding(ridge: Array | float, gram: Array) -> Array:
-    """A regulariser of a Gram matrix ``[n, n]``, or the least with which it can be factored.
+    """A regulariser of a Gram matrix ``[n, n]``, or one with which it can be factored for sure.
 
-    That is what rounding may take from its eigenvalues; what stands above it is left as it is.
+    That is at least half an eps of its trace, what rounding may take from its eigenvalues; what
+    stands above it, and suffices, is left as it is.
     """
     return _at_least(_factor(gram, ridge)[1], ridge)
 
@@ -109,7 +127,7 @@ def _factor(gram: Array, ridge: Array | float) -> tuple[Array, Array]:
     rounding = jnp.finfo(gram.dtype).eps * jnp.trace(gram)
 
     def attempt(ridge: Array) -> tuple[Array, Array]:
-        return lax.linalg.cholesky(add_diagonal(gram, ridge), symmetrize_input=False), ridge
+        return lax.linalg.cholesky(add_diagonal(gram, ridge)), ridge
 
     def failed(state: tuple[Array, Array]) -> Array:
         root, ridge = state

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.flatten_util import ravel_pytree
 
-from lavajax.linalg import Route, above_rounding, add_diagonal, einsum, matmul, solve_positive
+from lavajax.linalg import Route, add_diagonal, einsum, matmul, solve_regularised
 from lavajax.types import Array, PyTree
 
 
@@ -126,11 +126,11 @@ class LowRank:
         small = n * r < sum(a.shape[1] for a in rows)
         if self.route == "dual" or (self.route == "auto" and small):
             grams = [matmul(a, a.T) for a in rows]
-            solution = _solve(functools.reduce(jnp.add, grams), ridge, rhs)
+            solution = solve_regularised(functools.reduce(jnp.add, grams), rhs, ridge)
             out = [matmul(solution, a) for a in rows]
         else:
             whole = self.rows()
-            solution = _solve(matmul(whole.T, whole), ridge, matmul(rhs, whole))
+            solution = solve_regularised(matmul(whole.T, whole), matmul(rhs, whole), ridge)
             ends = list(itertools.accumulate(a.shape[1] for a in rows))
             out = jnp.split(solution, ends[:-1])
         leaves, treedef = jax.tree.flatten(self.factors)
@@ -226,13 +226,8 @@ def correct_in_span(
     average = einsum("nkml,ml->nk", cross, steps) / count
     rhs = einsum("nkr,nk->nr", loss_factors, own - average)
     system = einsum("nkr,nkml,mls->nrms", loss_factors, gram, loss_factors).reshape(n * r, n * r)
-    solution = _solve(system, count * epsilon, rhs.reshape(n * r))
+    solution = solve_regularised(system, rhs.reshape(n * r), count * epsilon)
     return einsum("nkr,nr->nk", loss_factors, solution.reshape(n, r))
-
-
-def _solve(gram: Array, ridge: Array | float, rhs: Array) -> Array:
-    """(gram + ridge I)^-1 rhs, whatever is left of a tiny ridge beside the gram."""
-    return solve_positive(add_diagonal(gram, above_rounding(ridge, gram)), rhs)
 
 
 def literal(theta: PyTree, curvature: Curvature, weight: Array, epsilon: Array | float) -> PyTree:

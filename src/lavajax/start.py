@@ -61,6 +61,21 @@ def _units_of(tasks: TaskSource, params: MetaParams) -> Units | None:
     return units
 
 
+def _check_directions(method: Method, tasks: TaskSource, seed: int) -> None:
+    """Looks at the targets of 20 tasks, where the loss takes directions.
+
+    Raises:
+        ValueError: they are none.
+    """
+    if not isinstance(method.point_loss, DirectionError):
+        return
+    keys = jax.random.split(jax.random.key(seed), 20)
+    drawn = jax.vmap(lambda key: check_task(tasks.sample(key, "train")))(keys)
+    for some in (drawn.support, drawn.query):
+        real = np.ones(some.y.shape[:2], bool) if some.mask is None else np.asarray(some.mask)
+        method.point_loss.check(np.asarray(some.y)[real])
+
+
 def start_state(
     method: Method,
     tasks: TaskSource,
@@ -98,6 +113,7 @@ def begin(
         ValueError: as ``check_state`` and ``start_state``; or the run ends before the given one.
     """
     if state is None:
+        _check_directions(method, tasks, seed)
         state = start_state(method, tasks, tx, seed=seed, seeds=seeds)
     else:
         check_state(state, method, tasks, tx, seeds)

@@ -100,5 +100,5 @@ def sums_behind(z: Array, move: Array, ridge: Array | float) -> Sums:
 
 def solve_head(prior: Array, sums: Sums, ridge: Array | float, share: Array | float) -> Array:
     """W_0 + (sum z z^T + ridge I)^-1 (curved + share steps), ``[P, k]``."""
-    system = linalg.add_diagonal(sums.features, linalg.above_rounding(ridge, sums.features))
-    return prior + linalg.solve_positive(system, sums.curved + share * sums.steps)
+    rhs = sums.curved + share * sums.steps
+    return prior + linalg.solve_regularised(sums.features, rhs, ridge)

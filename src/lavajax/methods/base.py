@@ -109,7 +109,8 @@ def check_gaussian(method: Method) -> None:
         name = type(method).__name__
         raise ValueError(
             f"{name}.point_loss must be SquaredError(): {name} predicts a normal density of real "
-            f"targets, got {method.point_loss!r}; for classes take a method such as Anil"
+            f"targets, got {method.point_loss!r}; for classes and directions take a method such as "
+            "Anil"
         )
 
 

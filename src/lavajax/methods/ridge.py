@@ -43,7 +43,8 @@ class Ridge:
 
     Attributes:
         model: backbone.
-        point_loss: loss of one point: ``SquaredError``, or ``CrossEntropy`` by one-hot targets.
+        point_loss: loss of one point: of constant curvature, or ``CrossEntropy``, by one-hot
+            targets.
         centre: shrink towards a learned W_0; False, as in the paper, shrinks towards 0.
         ridge: lambda, or where it starts.
         learn_ridge: learn log lambda in the outer loop.
@@ -74,8 +75,9 @@ class Ridge:
         check_parts(self)
         if not self._has_classes and self.point_loss.constant_curvature(1) is None:
             raise ValueError(
-                f"Ridge.point_loss must be SquaredError() or CrossEntropy(classes), whose labels "
-                f"are regressed onto as one-hot targets; got {self.point_loss!r}"
+                "Ridge.point_loss must have a constant curvature, as SquaredError(), or be "
+                "CrossEntropy(classes), whose labels are regressed onto as one-hot targets; got "
+                f"{self.point_loss!r}"
             )
 
     @property

@@ -151,7 +151,7 @@ REFUSED = [
     (lambda: lavajax.Ridge(ridge=0), r"Ridge\.ridge must be a finite number above 0, got 0"),
     (
         lambda: lavajax.Ridge(point_loss=Hinge()),
-        r"Ridge\.point_loss must be SquaredError\(\) or CrossEntropy\(classes\)",
+        r"Ridge\.point_loss must have a constant curvature, as SquaredError\(\)",
     ),
     (
         lambda: lavajax.Alpaca(learn_noise=True, outer="mse"),

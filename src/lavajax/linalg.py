@@ -43,9 +43,7 @@ def solve_regularised(gram: Array, rhs: Array, ridge: Array | float) -> Array:
 
     However small the ridge is beside G: see ``above_rounding``.
     """
-    root, least = _factor(gram, ridge)
-    ridge = _at_least(least, ridge)
-    return _by_root(root, lambda x: matmul(gram, x) + ridge * x, rhs)
+    return solve_positive(add_diagonal(gram, above_rounding(ridge, gram)), rhs)
 
 
 def solve_gram(rows: Array, rhs: Array, ridge: Array | float) -> Array:
@@ -55,8 +53,10 @@ def solve_gram(rows: Array, rhs: Array, ridge: Array | float) -> Array:
     would cost n n p, is factored and no more.
     """
     held = lax.stop_gradient(rows)
-    root, least = _factor(matmul(held, held.T), ridge)
-    ridge = _at_least(least, ridge)
+    gram = matmul(held, held.T)
+    ridge = above_rounding(ridge, gram)
+    held = add_diagonal(gram, lax.stop_gradient(ridge))
+    root = lax.linalg.cholesky(held, symmetrize_input=False)
 
     def product(x: Array) -> Array:
         inner = matmul(rows.T, x)
@@ -109,38 +109,27 @@ def log_det_rows(rows: Array, ridge: Array | float, route: Route = "auto") -> Ar
 def above_rounding(ridge: Array | float, gram: Array) -> Array:
     """A regulariser of a Gram matrix ``[n, n]``, or one with which it can be factored for sure.
 
-    That is at least half an eps of its trace, what rounding may take from its eigenvalues; what
-    stands above it, and suffices, is left as it is.
+    Rounding takes from the eigenvalues of a Gram matrix about half an eps of its trace, the least
+    ridge there is here, and more where its rows are nearly multiples of one another. By how much is
+    seen only by factoring, which a ridge near rounding is tried by, and raised until it suffices,
+    up to 1e3 eps of the trace. Beyond that its factor is NaN, as it is for a gram that is not
+    finite. A ridge that suffices is left as it is, and has its derivative.
     """
-    return _at_least(_factor(gram, ridge)[1], ridge)
+    ridge = jnp.asarray(ridge, gram.dtype)
+    held, start = lax.stop_gradient((gram, ridge))
+    rounding = jnp.finfo(gram.dtype).eps * jnp.trace(held)
 
+    def untried(state: tuple[Array, Array]) -> Array:
+        least, suffices = state
+        return ~suffices & (least < 100 * rounding)
 
-def _factor(gram: Array, ridge: Array | float) -> tuple[Array, Array]:
-    """The Cholesky factor L of gram + ridge I, and the ridge that it took; not differentiated.
+    def attempt(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        least, _ = state
+        suffices = jnp.isfinite(jnp.trace(lax.linalg.cholesky(add_diagonal(held, least))))
+        return jnp.where(suffices, least, 8 * least), suffices
 
-    Rounding takes from the eigenvalues of a Gram matrix about half an eps of its trace, and more
-    where its rows are nearly multiples of one another. By how much is seen only by factoring: a
-    ridge that does not suffice is raised, up to 1e3 eps of the trace. Beyond that L is NaN, as it
-    is for a gram with what is not finite.
-    """
-    gram, ridge = lax.stop_gradient((gram, jnp.asarray(ridge, gram.dtype)))
-    rounding = jnp.finfo(gram.dtype).eps * jnp.trace(gram)
-
-    def attempt(ridge: Array) -> tuple[Array, Array]:
-        return lax.linalg.cholesky(add_diagonal(gram, ridge)), ridge
-
-    def failed(state: tuple[Array, Array]) -> Array:
-        root, ridge = state
-        return jnp.isnan(jnp.trace(root)) & (ridge < 100 * rounding)
-
-    return lax.while_loop(
-        failed, lambda state: attempt(8 * state[1]), attempt(jnp.maximum(ridge, 0.5 * rounding))
-    )
-
-
-def _at_least(least: Array, ridge: Array | float) -> Array:
-    """The greater, and the derivative of the ridge where it is not below."""
-    ridge = jnp.asarray(ridge, least.dtype)  # or it could be below by its rounding alone
+    start = jnp.maximum(start, 0.5 * rounding)
+    least, _ = lax.while_loop(untried, attempt, (start, jnp.isnan(start)))
     return jnp.where(ridge < least, least, ridge)
 
 

@@ -110,7 +110,7 @@ class Alpaca:
             rows = jnp.zeros((0, prior.shape[0]), prior.dtype)
             return Adapted(prior, Posterior(rows, jnp.ones((), prior.dtype)))
         z, at = self._at_head(params, support)
-        move = linalg.solve_kronecker_head(z, at.residual, 1.0, self.solver)
+        move = linalg.solve_kronecker_head(z, at.residual, 1.0, self.solver, tried=True)
         return Adapted(self._moved(params, -move), Posterior(z, jnp.ones((), z.dtype)))
 
     def absorb(self, params: MetaParams, points: Points) -> Sums:

@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -100,7 +101,8 @@ def agree(parent: Path) -> None:
     np.testing.assert_allclose(
         parameters(lavajax.load(folders[0] / "two")), parameters(alone), rtol=1e-5, atol=1e-6
     )
-    lines = [line for line in other.splitlines() if not line.startswith("[Gloo]")]
+    # Gloo's threads write at once, and into each other's lines.
+    lines = [line for line in other.splitlines() if line and not re.search("Gloo|peer ranks", line)]
     assert "files:" in text, text
     assert not lines, other
     assert not list(folders[1].iterdir())

@@ -58,6 +58,7 @@ METHODS: dict[str, Method] = {
     "cnp": lavajax.Cnp(),
     "attentive-cnp": lavajax.AttentiveCnp(),
     "tnp": lavajax.Tnp(),
+    "conditioned": lavajax.Conditioned(),
     "ridge": lavajax.Ridge(),
     "alpaca": lavajax.Alpaca(),
     "dkt": lavajax.Dkt(),

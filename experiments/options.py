@@ -85,6 +85,9 @@ _RENAMED = {
     ("Context", "size"): "context_size",
     ("Context", "start"): "context_start",
     ("HyperNetwork", "activation"): "hyper_activation",
+    ("Conditioned", "encoder"): "relations",
+    ("Conditioned", "encoding"): "relation_width",
+    ("Conditioned", "activation"): "relation_activation",
 }
 _PARTS = ("model", "point_loss", "subspace")
 _NAMES = tuple[str, ...]
@@ -106,6 +109,8 @@ class Choice:
         loss: of real targets, the squared error where not given: direction where targets are
             vectors of length 1, huber where there are outliers, gaussian to predict their variance
             too; of classes it is their cross-entropy, and no choice.
+        conditioned: let the inputs of the method carry what the support says where they lie, so
+            that a head is no longer linear in its targets; for vectors of inputs and real targets.
     """
 
     resume: Path | None = None
@@ -115,6 +120,7 @@ class Choice:
     model: Literal[(*MODELS, None)] = None  # type: ignore[valid-type]
     subspace: Literal[(*SUBSPACES, None)] = None  # type: ignore[valid-type]
     loss: Literal[(*LOSSES, None)] = None  # type: ignore[valid-type]
+    conditioned: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,6 +336,7 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
         "variant": Variant,
         "method": template,
         **{name: getattr(template, name) for name in own},
+        **({"conditioned": lavajax.Conditioned(template)} if choice.conditioned else {}),
         "run": RunOptions(test_tasks=_test_tasks(TASKS[choice.task])),
     }
     about = (
@@ -338,7 +345,7 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
         f"--task {{{','.join(TASKS)}}}, --method {{{','.join(METHODS)}}}"
         + (f", --model {{{','.join(MODELS)}}}" if "model" in parts else "")
         + (f", --subspace {{{','.join(SUBSPACES)}}}" if _is_open(template) else "")
-        + (f", --loss {{{','.join(LOSSES)}}}. " if "point_loss" in parts else ". ")
+        + (f", --loss {{{','.join(LOSSES)}}}, --conditioned. " if "point_loss" in parts else ". ")
         + "--resume FOLDER goes on with a run, --eval FOLDER scores a saved model. Several "
         "processes train together, each with --coordinator HOST:PORT --processes N --process I, or "
         "with --distributed where a cluster knows these."
@@ -349,8 +356,11 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
     if _names_loss(built["task"]):
         nested["point_loss"] = built["task"].point_loss
     method = dataclasses.replace(built["method"], **nested)
+    if choice.conditioned:
+        method = dataclasses.replace(built["conditioned"], method=method)
     task = built["variant"].of(built["task"])
-    return Settings(choice.task, choice.method, task, method, built["run"])
+    name = f"conditioned-{choice.method}" if choice.conditioned else choice.method
+    return Settings(choice.task, name, task, method, built["run"])
 
 
 def _parse_eval(choice: Choice, args: Sequence[str], rest: list[str]) -> Evaluate:
@@ -358,7 +368,7 @@ def _parse_eval(choice: Choice, args: Sequence[str], rest: list[str]) -> Evaluat
     assert choice.eval is not None
     task: Any = TASKS[choice.task]
     name: str = choice.task
-    choices = ("--task", "--method", "--model", "--subspace", "--loss")
+    choices = ("--task", "--method", "--model", "--subspace", "--loss", "--conditioned")
     given = [a for a in args if a.split("=")[0] in choices]
     if any(not a.startswith("--task") for a in given):
         raise ValueError(f"--eval scores the method that was saved; leave {given[-1]} out")
@@ -459,7 +469,7 @@ def _own_fields(part: Any) -> list[tuple[dataclasses.Field[Any], str]]:
     return [
         (f, _RENAMED.get((cls.__name__, f.name), f.name))
         for f in dataclasses.fields(cls)
-        if f.name not in _PARTS
+        if f.name not in (*_PARTS, "method")
     ]
 
 

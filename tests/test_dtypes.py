@@ -36,6 +36,7 @@ PROCESSES = [
     lavajax.Cnp(encoder=(8,), encoding=4, decoder=(8,)),
     lavajax.AttentiveCnp(width=8, heads=2, key_encoder=(8,), encoder=(8,), decoder=(8,)),
     lavajax.Tnp(width=8, heads=2, layers=2, feedforward=8, decoder=(8,)),
+    lavajax.Conditioned(lavajax.lava_converged(model=MODEL), encoder=(8,), encoding=4),
 ]
 
 

@@ -87,6 +87,9 @@ SETTINGS = {
         width=4, heads=2, key_encoder=(3,), encoder=(3,), decoder=(4,), activation="tanh"
     ),
     "tnp": lj.Tnp(width=4, embedding_layers=2, layers=2, heads=2, feedforward=4, activation="tanh"),
+    "conditioned": lj.Conditioned(
+        lj.Ridge(SMOOTH), encoder=(3,), encoding=2, activation="tanh", min_scale=0.1
+    ),
     "platipus": lj.Platipus(SMOOTH, inner_steps=2, log_std=-1.0),
     "platipus-context": lj.Platipus(SMOOTH, subspace=CONTEXT, log_std=-1.0),
 }

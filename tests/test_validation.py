@@ -265,6 +265,9 @@ EXAMPLES = {
     "HyperNetwork": lavajax.HyperNetwork(encoder=(3, 4), encoding=2, activation="tanh"),
     "Cnp": lavajax.Cnp(encoder=(3,), sigma_min=0.1, activation="gelu"),
     "AttentiveCnp": lavajax.AttentiveCnp(width=6, heads=3, key_encoder=(2, 2)),
+    "Conditioned": lavajax.Conditioned(
+        lavajax.Anil(inner_steps=2), encoder=(3,), encoding=2, min_scale=0.1 + 0.2
+    ),
     "Tnp": lavajax.Tnp(layers=2, decoder=(4, 4), point_loss=lavajax.SquaredError("sum")),
     "Platipus": lavajax.Platipus(samples=3, log_std=-2.0, subspace=lavajax.Head()),
     "Alpaca": lavajax.Alpaca(noise=0.5, learn_noise=True),

@@ -38,6 +38,17 @@ ALL_WEIGHTS = lavajax.Lava(
     prior_correction=True,
     curvature_at="adapted",
 )
+# Features that read the targets of the support. By validation windows, of one seed and 6,000 steps:
+# with the converged steps of each point the gain over interpolation is 8% smaller, with linear
+# features too.
+CONDITIONED = lavajax.Conditioned(
+    lavajax.Lava(
+        model=lavajax.MLP(linear_features=False, activation="silu", initializer="lecun"),
+        inner_steps="map",
+        prior_correction=True,
+        learn_epsilon=True,
+    )
+)
 SHORT_ROWS = ("ANIL", "LAVA, the paper's setting", "LAVA, converged", "ridge head")
 MORE_ROWS = ("LAVA, converged", "LAVA, Bayesian", "ridge head")
 LENGTH_ROWS = ("LAVA, the paper's setting",)
@@ -61,7 +72,11 @@ def tables(scale: Scale, folders: Folders | None = None) -> dict[str, Table]:
         "windows": make(WINDOWS, COMPARED_ROWS + (ERROR_BAR_ROWS if scale.extended else ())),
         "more": make(
             MORE_TASKS,
-            (*_rows(MORE_ROWS), Row("LAVA, all weights", ALL_WEIGHTS, by_hand=True)),
+            (
+                *_rows(MORE_ROWS),
+                Row("LAVA, all weights", ALL_WEIGHTS, by_hand=True),
+                Row("LAVA, conditioned", CONDITIONED, by_hand=True),
+            ),
             steps=10_000,
             search_steps=2_500,
             meta_batch=100,

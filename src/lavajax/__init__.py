@@ -61,6 +61,7 @@ if _TYPE_CHECKING:
     from lavajax.methods.bmaml import Bmaml as Bmaml
     from lavajax.methods.cavia import Cavia as Cavia
     from lavajax.methods.cnp import Cnp as Cnp
+    from lavajax.methods.conditioned import Conditioned as Conditioned
     from lavajax.methods.dkt import Dkt as Dkt
     from lavajax.methods.hyper_network import HyperNetwork as HyperNetwork
     from lavajax.methods.imaml import IMaml as IMaml
@@ -112,6 +113,7 @@ _LATER = {
         "methods.bmaml": ("Bmaml",),
         "methods.cavia": ("Cavia",),
         "methods.cnp": ("Cnp",),
+        "methods.conditioned": ("Conditioned",),
         "methods.dkt": ("Dkt",),
         "methods.hyper_network": ("HyperNetwork",),
         "methods.imaml": ("IMaml", "IMamlDiagnostics"),

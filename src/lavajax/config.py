@@ -20,7 +20,7 @@ _NAMES = (
     *("Lava", "Maml", "Anil", "Cavia"),
     *("MetaSgd", "Reptile", "Llama", "Vfml", "VrMaml", "MetaMix"),
     *("Platipus", "Bmaml", "HyperNetwork"),
-    *("Cnp", "AttentiveCnp", "Tnp"),
+    *("Cnp", "AttentiveCnp", "Tnp", "Conditioned"),
     *("Ridge", "Alpaca", "Dkt", "IMaml"),
     *("MLP", "Conv4", "Correlated", "Head", "Context", "Full"),
     *("SquaredError", "DirectionError", "Huber", "GaussianNll", "CrossEntropy"),

@@ -1,0 +1,220 @@
+"""Any method, with inputs that know the other points of the support."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from lavajax import linalg, points, validate
+from lavajax.losses import CrossEntropy, Loss
+from lavajax.methods.base import Method, example_points
+from lavajax.methods.lava import lava_converged
+from lavajax.methods.neural_process import Activation
+from lavajax.models.mlp import MLP
+from lavajax.outer import gradient_step, no_memory
+from lavajax.types import Adapted, Array, MetaParams, Points, PointSpec, Prediction, Task
+
+_OWN = "relations"
+"""The learned leaf beside those of the method."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditioned:
+    r"""A method whose inputs carry what the points of the support say where each of them lies.
+
+    An adapted head is linear in the targets of the support, however deep the network under it. Here
+    the network reads them too: with m and s the mean and standard deviation of the support's
+    targets, z_i = (y_i - m) / s, and S(x) the support, without the point itself where x is one of
+    its points,
+
+        r(x) = mean_{i in S(x)} h([x_i - x, |x_i - x|, z_i, m, log s]),
+
+    with a perceptron h, and the method adapts to, and predicts at, [x, r(x), m, log s] in place of
+    x. h sees where points lie from x alone, as relation networks and convolutional neural processes
+    do (Santoro et al. 2017, equation 1; Gordon et al. 2020, section 4), and the sum over a set is
+    that of Zaheer et al. (2017): the order of the points does not matter. A point does not see its
+    own target, since a query cannot either. The idea of features that the support conditions, under
+    an adapted head, is that of Requeima et al. (2019).
+
+    Memory and time grow with N (N + M) pairs of points. It cannot be updated on-line: each new
+    point changes the features of all others.
+
+    Inputs are vectors ``[d]``, targets real vectors ``[k]``; best standardised.
+
+    Attributes:
+        method: what adapts; one whose outer step is along its gradient, such as ``Lava``, ``Anil``
+            or ``Ridge``. Its network gets inputs of width d + ``encoding`` + 2 k.
+        encoder: widths of the hidden layers of h.
+        encoding: width of r(x).
+        activation: of all layers of h.
+        min_scale: bounds s from below, in units of the targets: s^2 = variance + ``min_scale``^2.
+    """
+
+    method: Method = dataclasses.field(default_factory=lava_converged)
+    encoder: tuple[int, ...] = (32, 32)
+    encoding: int = 32
+    activation: Activation = "silu"
+    min_scale: float = 0.01
+
+    def __post_init__(self) -> None:
+        validate.part(self, "method", ("init", "adapt", "predict", "loss", "step"), "Lava()")
+        validate.integers(self, "encoder", minimum=1)
+        validate.integer(self, "encoding", minimum=1)
+        validate.number(self, "min_scale", minimum=0.0, strict=True)
+        _ = self._relate  # refuses an unknown activation
+        if getattr(type(self.method), "step", None) is not gradient_step:
+            raise ValueError(
+                "Conditioned.method must take outer steps along the gradient of its loss, such as "
+                f"Lava() or Anil(), got {type(self.method).__name__}, whose step is its own"
+            )
+        if isinstance(self.method, Conditioned):
+            raise ValueError(f"Conditioned.method is conditioned already, got {self.method!r}")
+        if isinstance(self.point_loss, CrossEntropy):
+            raise ValueError(
+                "Conditioned.method must have a loss of real targets, such as SquaredError(), got "
+                f"{self.point_loss!r}"
+            )
+        validate.hashable(self)
+
+    @property
+    def point_loss(self) -> Loss:
+        """That of the method."""
+        return self.method.point_loss
+
+    @property
+    def model(self) -> Any:
+        """The backbone of the method; None where it has none."""
+        return getattr(self.method, "model", None)
+
+    @functools.cached_property
+    def _relate(self) -> MLP:
+        return MLP(
+            (*self.encoder, self.encoding),
+            linear_features=False,
+            activation=self.activation,
+            initializer="lecun",
+        )
+
+    def init(self, key: Array, x: Array, y: Array) -> MetaParams:
+        """See ``Method``; the leaves are those of the method, and ``relations`` of h.
+
+        Raises:
+            ValueError: besides, an input or a target is not a vector.
+        """
+        x, y, spec = example_points(x, y)
+        points.pairs(self.point_loss, Points(x, y))  # refuses what is not vectors
+        own_key, key = jax.random.split(key)
+        d, k = spec.x_shape[0], spec.y_shape[0]
+        wide = jnp.zeros((x.shape[0], d + self.encoding + 2 * k))
+        inner = self.method.init(key, wide, y)
+        relations = self._relate.init(own_key, jnp.zeros((1, 2 * d + 3 * k)))[0]
+        return MetaParams({**inner.learned, _OWN: relations}, inner.fixed, self, spec)
+
+    def adapt(self, params: MetaParams, support: Points, *, key: Array | None = None) -> Adapted:
+        """See ``Method``.
+
+        The block has that of the method, ``adapted``, and the support as predictions read it:
+        ``x`` ``[N, d]``, ``z`` ``[N, k]``, ``real`` ``[N]``, 0 at padding, ``mean`` and
+        ``log_scale`` ``[k]``.
+        """
+        known, support = self._known(params, points.sanitise(support))
+        adapted = self.method.adapt(self._inner(params), support, key=key)
+        return Adapted({"adapted": adapted.block, **known}, adapted.posterior)
+
+    def predict(
+        self, params: MetaParams, adapted: Adapted, x: Array, *, mask: Array | None = None
+    ) -> Prediction:
+        """See ``Method``; error bars are those of the method, at inputs that it takes as given."""
+        adapted, x = self._as_the_method_sees(params, adapted, x)
+        return self.method.predict(self._inner(params), adapted, x, mask=mask)
+
+    def sample(
+        self, params: MetaParams, adapted: Adapted, x: Array, key: Array, number: int
+    ) -> Array:
+        """Functions drawn from the method's posterior, where it has one: ``[number, M, k]``."""
+        adapted, x = self._as_the_method_sees(params, adapted, x)
+        method: Any = self.method
+        return method.sample(self._inner(params), adapted, x, key, number)
+
+    def loss(self, params: MetaParams, task: Task, key: Array) -> Array:
+        """That of the method at the wider inputs, a scalar."""
+        known, support = self._known(params, points.sanitise(task.support))
+        query = points.sanitise(task.query)
+        query = dataclasses.replace(query, x=self._widen(params, known, query.x))
+        return self.method.loss(self._inner(params), Task(support, query), key)
+
+    memory = no_memory
+    step = gradient_step
+
+    def _inner(self, params: MetaParams) -> MetaParams:
+        """The parameters as the method made them."""
+        spec = params.spec
+        wide = spec.x_shape[0] + self.encoding + 2 * spec.y_shape[0]
+        learned = {name: leaf for name, leaf in params.learned.items() if name != _OWN}
+        x_dtype = jnp.result_type(float).name
+        spec = PointSpec((wide,), x_dtype, spec.y_shape, spec.y_dtype)
+        return MetaParams(learned, params.fixed, self.method, spec)
+
+    def _as_the_method_sees(
+        self, params: MetaParams, adapted: Adapted, x: Array
+    ) -> tuple[Adapted, Array]:
+        """The method's own outcome, and inputs as wide as it takes them."""
+        known = dict(adapted.block)
+        own = Adapted(known.pop("adapted"), adapted.posterior)
+        return own, self._widen(params, known, x)
+
+    def _known(self, params: MetaParams, support: Points) -> tuple[dict[str, Array], Points]:
+        """What predictions read of a support, and the support at wider inputs."""
+        # In float32 or better, whatever the dtype of the network.
+        dtype = linalg.lift(params[_OWN][0]["b"]).dtype
+        y = self.point_loss.cast(support.y, dtype)
+        mean = points.average(y, support)
+        scale = jnp.sqrt(points.average((y - mean) ** 2, support) + self.min_scale**2)
+        known = {
+            "x": support.x,
+            "z": (y - mean) / scale,
+            "real": points.weights(support, y.dtype),
+            "mean": mean,
+            "log_scale": jnp.log(scale),
+        }
+        own = jnp.eye(y.shape[0], dtype=y.dtype)
+        wide = self._widen(params, known, support.x, without=own)
+        return known, dataclasses.replace(support, x=wide)
+
+    def _widen(
+        self,
+        params: MetaParams,
+        known: dict[str, Array],
+        x: Array,
+        without: Array | float = 0.0,
+    ) -> Array:
+        """[x, r(x), m, log s], ``[M, d + encoding + 2 k]``.
+
+        Args:
+            params: meta-parameters.
+            known: what is known of the support.
+            x: inputs ``[M, d]``.
+            without: 1 for a point of the support that an input may not see, ``[M, N]``.
+        """
+        z, real = known["z"], known["real"]
+        x = x.astype(z.dtype)
+        m, n = x.shape[0], z.shape[0]
+        offset = known["x"].astype(z.dtype)[None] - x[:, None]
+        level = jnp.concatenate([known["mean"], known["log_scale"]])
+        pairs = jnp.concatenate(
+            [
+                *(offset, jnp.abs(offset), jnp.broadcast_to(z, (m, n, z.shape[1]))),
+                jnp.broadcast_to(level, (m, n, level.shape[0])),
+            ],
+            axis=-1,
+        )
+        relations = self._relate.features(params[_OWN], {}, pairs.reshape(m * n, pairs.shape[-1]))
+        relations = relations.astype(z.dtype).reshape(m, n, self.encoding)
+        weight = real * (1 - jnp.broadcast_to(jnp.asarray(without, z.dtype), (m, n)))
+        total = jnp.maximum(jnp.sum(weight, axis=1, keepdims=True), 1)
+        r = jnp.sum((weight / total)[..., None] * relations, axis=1)
+        return jnp.concatenate([x, r, jnp.broadcast_to(level, (m, level.shape[0]))], axis=1)

@@ -85,9 +85,9 @@ _RENAMED = {
     ("Context", "size"): "context_size",
     ("Context", "start"): "context_start",
     ("HyperNetwork", "activation"): "hyper_activation",
-    ("Conditioned", "encoder"): "relations",
-    ("Conditioned", "encoding"): "relation_width",
-    ("Conditioned", "activation"): "relation_activation",
+    ("Conditioned", "encoder"): "encoding_hidden",
+    ("Conditioned", "encoding"): "encoding_width",
+    ("Conditioned", "activation"): "encoding_activation",
 }
 _PARTS = ("model", "point_loss", "subspace")
 _NAMES = tuple[str, ...]
@@ -328,6 +328,8 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
     if choice.eval is not None:
         return _parse_eval(choice, args, [*rest, *help_flag])
     template = _method(choice)
+    if choice.conditioned and _names_loss(TASKS[choice.task]):
+        raise ValueError(f"--conditioned is a choice for real targets: {choice.task} has classes")
     own = [name for name in _PARTS if hasattr(template, name)]
     if _names_loss(TASKS[choice.task]):  # which then is no choice, and has no options
         own.remove("point_loss")

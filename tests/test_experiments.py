@@ -119,6 +119,9 @@ def test_a_noisy_fixed_system_is_trained_on_and_scored_elsewhere(run, tmp_path):
         (["--task=omniglot", "--loss=huber"], "--loss is a choice for real targets: omniglot has"),
         (["--loss=direction"], "its cos and its sin"),
         (["--method=lava-bayesian", "--loss=direction"], "predicts a normal density"),
+        (["--method=vfml", "--conditioned"], "must take outer steps along .* got Vfml"),
+        (["--task=omniglot", "--conditioned"], "--conditioned is a choice for real targets"),
+        (["--method=anil", "--encoding-width=3"], "--encoding-width is not an option"),
     ],
 )
 def test_impossible_settings_are_refused_before_anything_is_computed(args, reason, monkeypatch):
@@ -154,6 +157,20 @@ def test_loss_is_a_choice_with_options_of_its_own(monkeypatch):
     assert radio.point_loss == lavajax.DirectionError()
     huber = options.parse(["--loss=huber", "--delta=0.3", "--reduction=sum"]).method
     assert huber.point_loss == lavajax.Huber(0.3, "sum")
+
+
+def test_any_method_along_its_gradient_may_be_conditioned():
+    import options
+
+    made = options.parse(
+        [
+            *("--method=anil", "--conditioned", "--inner-steps=2", "--encoding-width=3"),
+            *("--encoding-activation=tanh", "--loss=huber"),
+        ]
+    )
+    base = lavajax.Anil(inner_steps=2, point_loss=lavajax.Huber())
+    assert made.method == lavajax.Conditioned(base, encoding=3, activation="tanh")
+    assert made.method_name == "conditioned-anil"
 
 
 def test_outer_optimizer_is_a_choice(monkeypatch):

@@ -145,8 +145,10 @@ def render(scale: Scale, folders: Folders) -> str:
         windows.given_up(),
         windows.show_densities(),
         "With more tasks in a step, since the errors of windows differ by orders of magnitude, and "
-        "with LAVA on all weights, which no linear predictor bounds (tanh, each point at its own "
-        f"MAP and the curvature there, chosen by validation windows). {shown['more'].describe()}"
+        "with two forms of LAVA that no linear predictor bounds, chosen by validation windows: on "
+        "all weights (tanh, each point at its own MAP and the curvature there); and of a head on "
+        "features that read the labels of the other points (`Conditioned`, SiLU, each point at its "
+        f"own MAP, which is ridge regression around a learned head). {shown['more'].describe()}"
         if "more" in shown
         else "",
         show("more"),

@@ -330,6 +330,8 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
     template = _method(choice)
     if choice.conditioned and _names_loss(TASKS[choice.task]):
         raise ValueError(f"--conditioned is a choice for real targets: {choice.task} has classes")
+    if choice.conditioned and choice.model == "conv4":
+        raise ValueError("--conditioned is a choice for inputs that are vectors: conv4 has images")
     own = [name for name in _PARTS if hasattr(template, name)]
     if _names_loss(TASKS[choice.task]):  # which then is no choice, and has no options
         own.remove("point_loss")
@@ -370,7 +372,15 @@ def _parse_eval(choice: Choice, args: Sequence[str], rest: list[str]) -> Evaluat
     assert choice.eval is not None
     task: Any = TASKS[choice.task]
     name: str = choice.task
-    choices = ("--task", "--method", "--model", "--subspace", "--loss", "--conditioned")
+    choices = (
+        "--task",
+        "--method",
+        "--model",
+        "--subspace",
+        "--loss",
+        "--conditioned",
+        "--no-conditioned",
+    )
     given = [a for a in args if a.split("=")[0] in choices]
     if any(not a.startswith("--task") for a in given):
         raise ValueError(f"--eval scores the method that was saved; leave {given[-1]} out")

@@ -18,12 +18,13 @@ SMALL = {"encoder": (5,), "encoding": 3, "activation": "tanh", "min_scale": 0.1}
 def literal(params, support, x, seen):
     """[x, r(x), m, log s] point by point; ``seen(j)`` lists the support that input j sees."""
     xs, ys = (np.asarray(v, float) for v in (support.x, support.y))
-    mean = ys.mean(0)
-    scale = np.sqrt(((ys - mean) ** 2).mean(0) + 0.1**2)
     rows = []
     for j, at in enumerate(np.asarray(x, float)):
+        own = list(seen(j))
+        mean = ys[own].mean(0) if own else np.zeros(ys.shape[1])
+        scale = np.sqrt((((ys[own] - mean) ** 2).mean(0) if own else 0 * mean) + 0.1**2)
         relations = []
-        for i in seen(j):
+        for i in own:
             h = np.concatenate(
                 [xs[i] - at, abs(xs[i] - at), (ys[i] - mean) / scale, mean, np.log(scale)]
             )
@@ -58,21 +59,18 @@ def test_the_method_sees_what_the_equation_says(x64, n):
     assert_close(found, expected, 1e-9)
 
 
-def test_a_point_does_not_see_its_own_target(x64):
-    """Two targets change places, which keeps mean and scale: the inputs of both see the other."""
+@pytest.mark.parametrize("mask", [None, [1, 0, 1, 1]])
+def test_nothing_at_a_point_depends_on_its_own_target(x64, mask):
     method = lj.Conditioned(lj.Ridge(TANH), **SMALL)
-    support = make_points(4)
+    support = make_points(4, mask=mask)
     params = make_params(method, support)
-    swapped = dataclasses.replace(support, y=support.y[jnp.array([1, 0, 2, 3])])
-    together = dataclasses.replace(support, x=support.x.at[1].set(support.x[0]))
-    _, wide = method._known(params, support)
-    _, moved = method._known(params, swapped)
-    assert np.max(np.abs(wide.x - moved.x)) > 1e-3
-    # At one place, each sees the target of the other there, and none its own.
-    _, first = method._known(params, together)
-    _, second = method._known(params, dataclasses.replace(together, y=swapped.y))
-    assert_close(first.x[0], second.x[1], 1e-12)
-    assert_close(first.x[1], second.x[0], 1e-12)
+    known, wide = method._known(params, support)
+    _, moved = method._known(params, dataclasses.replace(support, y=support.y.at[0].add(1)))
+    np.testing.assert_array_equal(wide.x[0], moved.x[0])
+    assert np.min(np.max(np.abs(wide.x - moved.x), axis=1)[2:]) > 1e-3
+    # What a query at its place would see, were the point not in the support.
+    rest = {name: leaf[1:] for name, leaf in known.items()}
+    assert_close(method._widen(params, rest, support.x[:1])[0], wide.x[0], 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +79,7 @@ def test_a_point_does_not_see_its_own_target(x64):
         lj.Anil(RELU),
         lj.Lava(RELU, subspace=lj.Full()),
         lj.Cavia(RELU, subspace=lj.Context(3)),
-        lj.Dkt(RELU),
+        lj.Dkt(RELU, objective="predictive"),
         lj.Cnp(encoder=(4,), encoding=3, decoder=(4,)),
         lj.Lava(RELU, point_loss=lj.Huber()),
     ],
@@ -125,6 +123,8 @@ def test_it_is_saved_and_read_back(tmp_path):
 def test_what_cannot_be_conditioned_is_refused_by_name():
     with pytest.raises(ValueError, match=r"Conditioned\.method must take outer steps along"):
         lj.Conditioned(lj.vr_maml_tuned())
+    with pytest.raises(ValueError, match=r"give Dkt objective='predictive', got 'mll'"):
+        lj.Conditioned(lj.Dkt())
     with pytest.raises(ValueError, match=r"Conditioned\.method is conditioned already"):
         lj.Conditioned(lj.Conditioned())
     with pytest.raises(ValueError, match=r"must have a loss of real targets, .* got CrossEntropy"):
@@ -138,6 +138,12 @@ def test_what_cannot_be_conditioned_is_refused_by_name():
     images = lj.Points(jnp.zeros((3, 4, 4)), jnp.zeros((3, 1)))
     with pytest.raises(ValueError, match=r"x must have shape \[N, d\]"):
         make_params(lj.Conditioned(), images)
+    with pytest.raises(ValueError, match=r"y must have shape \[N, k\]"):
+        make_params(lj.Conditioned(), lj.Points(jnp.zeros((3, 1)), jnp.zeros(3)))
+    process = make_params(lj.Conditioned(lj.Dkt(RELU, objective="predictive")), make_points(3))
+    adapted = lj.adapt(process, make_points(3))
+    with pytest.raises(ValueError, match="a posterior of functions"):
+        lj.sample(process, adapted, jnp.zeros((1, 1)), jax.random.key(0))
     params = make_params(lj.Conditioned(), make_points(3))
     with pytest.raises(ValueError, match="adapts by sums over points"):
         lj.online(params)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,18 +28,18 @@ class Conditioned:
     r"""A method whose inputs carry what the points of the support say where each of them lies.
 
     An adapted head is linear in the targets of the support, however deep the network under it. Here
-    the network reads them too: with m and s the mean and standard deviation of the support's
-    targets, z_i = (y_i - m) / s, and S(x) the support, without the point itself where x is one of
-    its points,
+    the network reads them too: with m and s the mean and standard deviation of the targets of S,
+    for a query the whole support, for a point of the support all others,
 
-        r(x) = mean_{i in S(x)} h([x_i - x, |x_i - x|, z_i, m, log s]),
+        r(x) = mean_{i in S} h([x_i - x, |x_i - x|, (y_i - m) / s, m, log s]),
 
     with a perceptron h, and the method adapts to, and predicts at, [x, r(x), m, log s] in place of
     x. h sees where points lie from x alone, as relation networks and convolutional neural processes
     do (Santoro et al. 2017, equation 1; Gordon et al. 2020, section 4), and the sum over a set is
-    that of Zaheer et al. (2017): the order of the points does not matter. A point does not see its
-    own target, since a query cannot either. The idea of features that the support conditions, under
-    an adapted head, is that of Requeima et al. (2019).
+    that of Zaheer et al. (2017): the order of the points does not matter. Nothing at a point of the
+    support depends on its own target: what the method sees there is what it would see of a query at
+    the same place. The idea of features that the support conditions, under an adapted head, is that
+    of Requeima et al. (2019).
 
     Memory and time grow with N (N + M) pairs of points. It cannot be updated on-line: each new
     point changes the features of all others.
@@ -71,6 +72,11 @@ class Conditioned:
                 "Conditioned.method must take outer steps along the gradient of its loss, such as "
                 f"Lava() or Anil(), got {type(self.method).__name__}, whose step is its own"
             )
+        if getattr(self.method, "objective", None) == "mll":
+            raise ValueError(
+                "Conditioned.method must not be trained by the likelihood of its support, which "
+                "its features know: give Dkt objective='predictive', got 'mll'"
+            )
         if isinstance(self.method, Conditioned):
             raise ValueError(f"Conditioned.method is conditioned already, got {self.method!r}")
         if isinstance(self.point_loss, CrossEntropy):
@@ -90,6 +96,28 @@ class Conditioned:
         """The backbone of the method; None where it has none."""
         return getattr(self.method, "model", None)
 
+    @property
+    def why_no_estimate(self) -> str | None:
+        """What may help where there is none, as the method says it."""
+        return getattr(self.method, "why_no_estimate", None)
+
+    @property
+    def sample(self) -> Callable[[MetaParams, Adapted, Array, Array, int], Array]:
+        """Draws functions from the method's posterior: ``[number, M, k]``.
+
+        Raises:
+            AttributeError: the method has no such posterior.
+        """
+        draw = getattr(self.method, "sample")  # noqa: B009, the protocol of a method has none
+
+        def sample(
+            params: MetaParams, adapted: Adapted, x: Array, key: Array, number: int
+        ) -> Array:
+            adapted, x = self._as_the_method_sees(params, adapted, x)
+            return draw(self._inner(params), adapted, x, key, number)
+
+        return sample
+
     @functools.cached_property
     def _relate(self) -> MLP:
         return MLP(
@@ -106,7 +134,8 @@ class Conditioned:
             ValueError: besides, an input or a target is not a vector.
         """
         x, y, spec = example_points(x, y)
-        points.pairs(self.point_loss, Points(x, y))  # refuses what is not vectors
+        self.point_loss.out_dim(spec.y_shape)
+        points.pairs(self.point_loss, Points(x, y))  # both refuse what is not vectors
         own_key, key = jax.random.split(key)
         d, k = spec.x_shape[0], spec.y_shape[0]
         wide = jnp.zeros((x.shape[0], d + self.encoding + 2 * k))
@@ -118,8 +147,7 @@ class Conditioned:
         """See ``Method``.
 
         The block has that of the method, ``adapted``, and the support as predictions read it:
-        ``x`` ``[N, d]``, ``z`` ``[N, k]``, ``real`` ``[N]``, 0 at padding, ``mean`` and
-        ``log_scale`` ``[k]``.
+        ``x`` ``[N, d]``, ``y`` ``[N, k]``, and ``real`` ``[N]``, 0 at padding, else 1.
         """
         known, support = self._known(params, points.sanitise(support))
         adapted = self.method.adapt(self._inner(params), support, key=key)
@@ -131,14 +159,6 @@ class Conditioned:
         """See ``Method``; error bars are those of the method, at inputs that it takes as given."""
         adapted, x = self._as_the_method_sees(params, adapted, x)
         return self.method.predict(self._inner(params), adapted, x, mask=mask)
-
-    def sample(
-        self, params: MetaParams, adapted: Adapted, x: Array, key: Array, number: int
-    ) -> Array:
-        """Functions drawn from the method's posterior, where it has one: ``[number, M, k]``."""
-        adapted, x = self._as_the_method_sees(params, adapted, x)
-        method: Any = self.method
-        return method.sample(self._inner(params), adapted, x, key, number)
 
     def loss(self, params: MetaParams, task: Task, key: Array) -> Array:
         """That of the method at the wider inputs, a scalar."""
@@ -171,18 +191,13 @@ class Conditioned:
         """What predictions read of a support, and the support at wider inputs."""
         # In float32 or better, whatever the dtype of the network.
         dtype = linalg.lift(params[_OWN][0]["b"]).dtype
-        y = self.point_loss.cast(support.y, dtype)
-        mean = points.average(y, support)
-        scale = jnp.sqrt(points.average((y - mean) ** 2, support) + self.min_scale**2)
         known = {
-            "x": support.x,
-            "z": (y - mean) / scale,
-            "real": points.weights(support, y.dtype),
-            "mean": mean,
-            "log_scale": jnp.log(scale),
+            "x": support.x.astype(dtype),
+            "y": self.point_loss.cast(support.y, dtype),
+            "real": points.weights(support, dtype),
         }
-        own = jnp.eye(y.shape[0], dtype=y.dtype)
-        wide = self._widen(params, known, support.x, without=own)
+        others = 1 - jnp.eye(support.x.shape[0], dtype=dtype)
+        wide = self._widen(params, known, support.x, others)
         return known, dataclasses.replace(support, x=wide)
 
     def _widen(
@@ -190,7 +205,7 @@ class Conditioned:
         params: MetaParams,
         known: dict[str, Array],
         x: Array,
-        without: Array | float = 0.0,
+        seen: Array | float = 1.0,
     ) -> Array:
         """[x, r(x), m, log s], ``[M, d + encoding + 2 k]``.
 
@@ -198,23 +213,22 @@ class Conditioned:
             params: meta-parameters.
             known: what is known of the support.
             x: inputs ``[M, d]``.
-            without: 1 for a point of the support that an input may not see, ``[M, N]``.
+            seen: 1 for a point of the support that is in S of an input, else 0, ``[M, N]``.
         """
-        z, real = known["z"], known["real"]
-        x = x.astype(z.dtype)
-        m, n = x.shape[0], z.shape[0]
-        offset = known["x"].astype(z.dtype)[None] - x[:, None]
-        level = jnp.concatenate([known["mean"], known["log_scale"]])
+        y = known["y"]
+        m, n, dtype = x.shape[0], y.shape[0], y.dtype
+        x = x.astype(dtype)
+        weight = jnp.broadcast_to(seen * known["real"], (m, n))
+        weight = (weight / jnp.maximum(jnp.sum(weight, axis=1, keepdims=True), 1))[..., None]
+        mean = jnp.sum(weight * y, axis=1)
+        centred = y - mean[:, None]
+        scale = jnp.sqrt(jnp.sum(weight * centred**2, axis=1) + self.min_scale**2)
+        level = jnp.concatenate([mean, jnp.log(scale)], axis=1)
+        offset = known["x"] - x[:, None]
+        parts = (offset, jnp.abs(offset), centred / scale[:, None])
         pairs = jnp.concatenate(
-            [
-                *(offset, jnp.abs(offset), jnp.broadcast_to(z, (m, n, z.shape[1]))),
-                jnp.broadcast_to(level, (m, n, level.shape[0])),
-            ],
-            axis=-1,
+            [*parts, jnp.broadcast_to(level[:, None], (m, n, level.shape[1]))], axis=-1
         )
         relations = self._relate.features(params[_OWN], {}, pairs.reshape(m * n, pairs.shape[-1]))
-        relations = relations.astype(z.dtype).reshape(m, n, self.encoding)
-        weight = real * (1 - jnp.broadcast_to(jnp.asarray(without, z.dtype), (m, n)))
-        total = jnp.maximum(jnp.sum(weight, axis=1, keepdims=True), 1)
-        r = jnp.sum((weight / total)[..., None] * relations, axis=1)
-        return jnp.concatenate([x, r, jnp.broadcast_to(level, (m, level.shape[0]))], axis=1)
+        relations = relations.astype(dtype).reshape(m, n, self.encoding)
+        return jnp.concatenate([x, jnp.sum(weight * relations, axis=1), level], axis=1)

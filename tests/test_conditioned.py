@@ -12,7 +12,7 @@ import pytest
 import lavajax as lj
 from helpers import RELU, TANH, assert_close, assert_finite, make_params, make_points
 
-SMALL = {"encoder": (5,), "encoding": 3, "activation": "tanh", "min_scale": 0.1}
+SMALL = {"encoder": (5,), "encoding": 3, "activation": "tanh", "lengthscale": 0.5, "min_scale": 0.1}
 
 
 def literal(params, support, x, seen):
@@ -26,7 +26,13 @@ def literal(params, support, x, seen):
         relations = []
         for i in own:
             h = np.concatenate(
-                [xs[i] - at, abs(xs[i] - at), (ys[i] - mean) / scale, mean, np.log(scale)]
+                [
+                    (xs[i] - at) / 0.5,
+                    abs(xs[i] - at) / 0.5,
+                    (ys[i] - mean) / scale,
+                    mean,
+                    np.log(scale),
+                ]
             )
             for layer in params["relations"]:
                 h = np.tanh(h @ np.asarray(layer["w"]) + np.asarray(layer["b"]))
@@ -135,6 +141,8 @@ def test_what_cannot_be_conditioned_is_refused_by_name():
         lj.Conditioned(encoding=0)
     with pytest.raises(ValueError, match=r"Conditioned\.min_scale must be"):
         lj.Conditioned(min_scale=0)
+    with pytest.raises(ValueError, match=r"Conditioned\.lengthscale must be"):
+        lj.Conditioned(lengthscale=0)
     images = lj.Points(jnp.zeros((3, 4, 4)), jnp.zeros((3, 1)))
     with pytest.raises(ValueError, match=r"x must have shape \[N, d\]"):
         make_params(lj.Conditioned(), images)

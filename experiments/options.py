@@ -340,7 +340,7 @@ def parse(args: Sequence[str]) -> Settings | Resume | Evaluate:
         "variant": Variant,
         "method": template,
         **{name: getattr(template, name) for name in own},
-        **({"conditioned": lavajax.Conditioned(template)} if choice.conditioned else {}),
+        **({"conditioned": lavajax.Conditioned} if choice.conditioned else {}),
         "run": RunOptions(test_tasks=_test_tasks(TASKS[choice.task])),
     }
     about = (
@@ -372,15 +372,8 @@ def _parse_eval(choice: Choice, args: Sequence[str], rest: list[str]) -> Evaluat
     assert choice.eval is not None
     task: Any = TASKS[choice.task]
     name: str = choice.task
-    choices = (
-        "--task",
-        "--method",
-        "--model",
-        "--subspace",
-        "--loss",
-        "--conditioned",
-        "--no-conditioned",
-    )
+    parts = ("--method", "--model", "--subspace", "--loss")
+    choices = ("--task", *parts, "--conditioned", "--no-conditioned")
     given = [a for a in args if a.split("=")[0] in choices]
     if any(not a.startswith("--task") for a in given):
         raise ValueError(f"--eval scores the method that was saved; leave {given[-1]} out")

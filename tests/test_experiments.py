@@ -119,6 +119,7 @@ def test_a_noisy_fixed_system_is_trained_on_and_scored_elsewhere(run, tmp_path):
         (["--task=omniglot", "--loss=huber"], "--loss is a choice for real targets: omniglot has"),
         (["--loss=direction"], "its cos and its sin"),
         (["--method=lava-bayesian", "--loss=direction"], "predicts a normal density"),
+        (["--method=dkt", "--conditioned"], "give Dkt objective='predictive', got 'mll'"),
         (["--method=vfml", "--conditioned"], "must take outer steps along .* got Vfml"),
         (["--task=omniglot", "--conditioned"], "--conditioned is a choice for real targets"),
         (["--method=anil", "--encoding-width=3"], "--encoding-width is not an option"),
@@ -171,6 +172,8 @@ def test_any_method_along_its_gradient_may_be_conditioned():
     base = lavajax.Anil(inner_steps=2, point_loss=lavajax.Huber())
     assert made.method == lavajax.Conditioned(base, encoding=3, activation="tanh")
     assert made.method_name == "conditioned-anil"
+    process = options.parse(["--method=dkt", "--conditioned", "--objective=predictive"]).method
+    assert process == lavajax.Conditioned(lavajax.Dkt(objective="predictive"))
 
 
 def test_outer_optimizer_is_a_choice(monkeypatch):

@@ -210,3 +210,15 @@ def test_help_lists_the_options_of_the_choice_alone(run):
     assert "--context-size" in text
     assert "--shots" in text
     assert "--epsilon" not in text
+
+
+SLOW = sorted((ROOT / "tests" / "slow").glob("*.py"))
+
+
+@pytest.mark.parametrize("script", SLOW, ids=lambda path: path.stem)
+def test_a_script_that_is_run_by_hand_finds_its_modules(script, tmp_path):
+    """In a process of its own: pytest's own paths would hide that one is missing."""
+    line = [sys.executable, str(script), "--help"]
+    done = subprocess.run(line, check=False, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert script.name in done.stdout

@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 
+# As pytest finds modules.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import test_air_quality

@@ -32,9 +32,9 @@ class Network(nn.Module):
         super().__init__()
         layers: list[Any] = []
         for layer in learned["weights"]:
-            layers += [_linear(layer["w"], layer["b"]), nn.ReLU()]
+            layers += [_linear(**layer), nn.ReLU()]
         self.backbone = nn.Sequential(*layers[:-1])
-        self.head = _linear(learned["head"][:-1], learned["head"][-1])
+        self.head = _linear(learned["head"][:-1].T, learned["head"][-1])
         self.rate = nn.Parameter(_tensor(learned["inner_rate"]))
 
     def gradient(self) -> dict[str, Any]:
@@ -43,7 +43,8 @@ class Network(nn.Module):
         head = (self.head.weight.grad.T, self.head.bias.grad[None])
         return {
             "weights": [
-                {"w": layer.weight.grad.T.numpy(), "b": layer.bias.grad.numpy()} for layer in layers
+                {"weight": layer.weight.grad.numpy(), "bias": layer.bias.grad.numpy()}
+                for layer in layers
             ],
             "head": torch.cat(head).numpy(),
             "inner_rate": self.rate.grad.numpy(),
@@ -54,9 +55,10 @@ def _tensor(array: Any) -> Any:
     return torch.tensor(np.asarray(array))
 
 
-def _linear(w: Any, b: Any) -> Any:
-    layer = nn.Linear(*w.shape)
-    layer.weight, layer.bias = nn.Parameter(_tensor(w.T)), nn.Parameter(_tensor(b))
+def _linear(weight: Any, bias: Any) -> Any:
+    out, width = weight.shape
+    layer = nn.Linear(width, out)
+    layer.weight, layer.bias = nn.Parameter(_tensor(weight)), nn.Parameter(_tensor(bias))
     return layer
 
 

@@ -167,7 +167,7 @@ def numpy_features(params, x):
     h = np.asarray(x)
     layers = params["weights"]
     for index, layer in enumerate(layers):
-        h = h @ np.asarray(layer["w"]) + np.asarray(layer["b"])
+        h = h @ np.asarray(layer["weight"]).T + np.asarray(layer["bias"])
         if index < len(layers) - 1:
             h = np.maximum(h, 0)
     return np.concatenate([h, np.ones((len(h), 1))], axis=1)

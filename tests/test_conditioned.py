@@ -35,7 +35,7 @@ def literal(params, support, x, seen):
                 ]
             )
             for layer in params["relations"]:
-                h = np.tanh(h @ np.asarray(layer["w"]) + np.asarray(layer["b"]))
+                h = np.tanh(h @ np.asarray(layer["weight"]).T + np.asarray(layer["bias"]))
             relations.append(h)
         r = np.mean(relations, 0) if relations else np.zeros(3)
         rows.append(np.concatenate([at, r, mean, np.log(scale)]))

@@ -62,7 +62,7 @@ def numpy_kernel(params, a, b):
 def numpy_features(params, x):
     h, layers = np.asarray(x), params["weights"]
     for index, layer in enumerate(layers):
-        h = h @ np.asarray(layer["w"]) + np.asarray(layer["b"])
+        h = h @ np.asarray(layer["weight"]).T + np.asarray(layer["bias"])
         h = np.maximum(h, 0) if index < len(layers) - 1 else h
     return h
 

@@ -214,8 +214,8 @@ def test_anil_is_maml_with_the_backbone_held(x64):
 def scale_context(params, factor):
     """Multiplies the weights that read the context, the last rows of the first layer."""
     first, *rest = params["weights"]
-    rows = jnp.arange(len(first["w"]))[:, None] >= 1
-    first = {**first, "w": jnp.where(rows, factor * first["w"], first["w"])}
+    columns = jnp.arange(first["weight"].shape[1]) >= 1
+    first = {**first, "weight": jnp.where(columns, factor * first["weight"], first["weight"])}
     return params.replace_learned({**params.learned, "weights": [first, *rest]})
 
 

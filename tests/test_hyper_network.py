@@ -28,15 +28,15 @@ EVERY = pytest.mark.parametrize("name", METHODS)
 def awake(params, scale=30.0):
     """The decoder's last layer enlarged, so that its output is not lost beside theta_0."""
     *rest, last = params["decoder"]
-    decoder = [*rest, {"w": scale * last["w"], "b": last["b"] + 0.1}]
+    decoder = [*rest, {"weight": scale * last["weight"], "bias": last["bias"] + 0.1}]
     return params.replace_learned({**params.learned, "decoder": decoder})
 
 
 def perceptron(layers, h):
     """ReLU but for the last layer, in NumPy."""
     for layer in layers[:-1]:
-        h = np.maximum(h @ np.asarray(layer["w"]) + np.asarray(layer["b"]), 0)
-    return h @ np.asarray(layers[-1]["w"]) + np.asarray(layers[-1]["b"])
+        h = np.maximum(h @ np.asarray(layer["weight"]).T + np.asarray(layer["bias"]), 0)
+    return h @ np.asarray(layers[-1]["weight"]).T + np.asarray(layers[-1]["bias"])
 
 
 @EVERY
@@ -90,8 +90,8 @@ def test_a_decoder_of_zero_does_not_adapt_and_a_new_one_hardly(x64, name):
     move = adapt(params, support) - prior_block(params)
     assert 0 < np.max(np.abs(move)) < 0.05
     last = make_params(lj.HyperNetwork(), support)["decoder"][-1]
-    assert np.std(last["w"]) == pytest.approx(0.01, rel=0.05)
-    assert not np.any(last["b"])
+    assert np.std(last["weight"]) == pytest.approx(0.01, rel=0.05)
+    assert not np.any(last["bias"])
 
 
 def test_the_block_is_not_affine_in_the_labels(x64):

@@ -243,7 +243,7 @@ def test_a_context_without_effect_is_left_alone(steps):
     support = make_points(3)
     params = make_params(method, support)
     first, *rest = params["weights"]
-    blind = [{**first, "w": first["w"].at[1:].set(0)}, *rest]
+    blind = [{**first, "weight": first["weight"].at[:, 1:].set(0)}, *rest]
     params = params.replace_learned({**params.learned, "weights": blind})
     assert_close(adapt(params, support), params["context"], 1e-7)
 
@@ -606,7 +606,7 @@ def test_loss_of_moves_of_low_rank_is_that_of_the_adapted_weights(x64, number, w
     run = jax.jit(jax.value_and_grad(loss), static_argnums=1)
     found = run(params.learned, method)
     assert_close(found, run(params.learned, hidden), 1e-9)
-    assert jnp.linalg.norm(found[1]["weights"][0]["w"]) > 1e-3
+    assert jnp.linalg.norm(found[1]["weights"][0]["weight"]) > 1e-3
 
 
 @pytest.mark.parametrize("curvature", ["ggn", "hessian", "flat"])

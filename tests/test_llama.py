@@ -162,7 +162,7 @@ def test_gradient_of_the_determinant_reaches_the_backbone(x64, name):
         np.asarray(directions @ gradient), (up - down) / (2 * h), rtol=1e-5, atol=1e-7
     )
     for layer in unravel(gradient)["weights"]:
-        assert np.linalg.norm(layer["w"]) > 1e-4
+        assert np.linalg.norm(layer["weight"]) > 1e-4
 
 
 def test_gradient_of_the_determinant_survives_float32():
@@ -171,7 +171,7 @@ def test_gradient_of_the_determinant_survives_float32():
     params, _ = setting(METHODS["head"], task)
     plain = with_method(params, dataclasses.replace(METHODS["head"], eta=0.0))
     difference = jax.tree.map(jnp.subtract, outer(params, task)[1], outer(plain, task)[1])
-    assert all(jnp.linalg.norm(layer["w"]) > 1e-4 for layer in difference["weights"])
+    assert all(jnp.linalg.norm(layer["weight"]) > 1e-4 for layer in difference["weights"])
     with jax.enable_x64(True):
         precise = jax.tree.map(lambda leaf: jnp.asarray(leaf, float), (params, task))
         exact = outer(*precise)[1]

@@ -58,13 +58,13 @@ def scaled(tree, factor):
 
 def numpy_net(net, x, layer=None, other=None, weight=None):
     """A tanh net, by NumPy alone; at ``layer`` its input is mixed with ``other``'s."""
-    layers = [*net["weights"], {"w": net["head"][:-1], "b": net["head"][-1]}]
+    layers = [*net["weights"], {"weight": net["head"][:-1].T, "bias": net["head"][-1]}]
     inputs, h = [], np.asarray(x)
     for index, part in enumerate(layers):
         if index == layer:
             h = weight[:, None] * other[index] + (1 - weight[:, None]) * h
         inputs.append(h)
-        h = h @ np.asarray(part["w"]) + np.asarray(part["b"])
+        h = h @ np.asarray(part["weight"]).T + np.asarray(part["bias"])
         h = np.tanh(h) if index < 2 else h
     return h, inputs
 
@@ -316,7 +316,7 @@ def test_a_model_that_hides_its_layers_is_mixed_at_inputs_and_features(x64):
     hidden = make_params(lj.MetaMix(lj.Linen(nn.Dense(3, param_dtype=float))), task.support)
     assert network.layers(hidden.method.model, hidden.learned) == 2
     (layer,) = expected["weights"]
-    leaves = {**expected.learned, "weights": {"kernel": layer["w"], "bias": layer["b"]}}
+    leaves = {**expected.learned, "weights": {"kernel": layer["weight"].T, "bias": layer["bias"]}}
     hidden = hidden.replace_learned(leaves)
     for layer in (0, 1):
         mix = mixture_of(layer, 0.3)

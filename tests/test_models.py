@@ -37,7 +37,7 @@ def test_features_are_those_of_numpy_and_the_last_layer_is_linear():
     """With the switch off they end in a ReLU, and are never negative."""
     points = make_points(20, d=2)
     params = make_params(lj.Anil(lj.MLP(hidden=(8, 6), feature_dim=5)), points)
-    assert [layer["w"].shape for layer in params["weights"]] == [(2, 8), (8, 6), (6, 5)]
+    assert [layer["weight"].shape for layer in params["weights"]] == [(8, 2), (6, 8), (5, 6)]
     expected = numpy_features(params, points.x)
     actual = params.method.model.features(params["weights"], {}, points.x)
     assert_close(np.asarray(actual), expected[:, :-1].astype(np.float32), 1e-5)
@@ -59,7 +59,7 @@ def test_initial_weights_have_the_stated_distribution(initializer):
         jnp.zeros((1, fan_in)),
     )
     assert fixed == {}
-    w, b = np.asarray(weights[0]["w"]), np.asarray(weights[0]["b"])
+    w, b = np.asarray(weights[0]["weight"]), np.asarray(weights[0]["bias"])
     bound = 1 / np.sqrt(fan_in)
     std = {"torch": bound / np.sqrt(3), "lecun": bound, "he": np.sqrt(2) * bound}[initializer]
     np.testing.assert_allclose(w.std(), std, rtol=0.02)  # 120,000 draws
@@ -88,13 +88,13 @@ def test_keys_draw_different_layers_and_the_same_key_the_same():
     other, _ = draw(lj.MLP(hidden=(8, 8)), seed=1)
     assert_close(again, weights, 0)
     assert_different(other, weights)
-    assert_different(weights[1]["w"], weights[2]["w"])
+    assert_different(weights[1]["weight"], weights[2]["weight"])
 
 
 def test_a_context_is_concatenated_to_every_input():
     model, context = lj.MLP(hidden=(8,)), jnp.array([0.3, -0.7, 1.1])
     weights, fixed = draw(model, context=context)
-    assert weights[0]["w"].shape == (5, 8)
+    assert weights[0]["weight"].shape == (8, 5)
     wide = jnp.concatenate([X, jnp.broadcast_to(context, (5, 3))], axis=1)
     expected = model.features(weights, fixed, wide)
     assert_close(model.features(weights, fixed, X, context=context), expected, 0)

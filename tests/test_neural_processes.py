@@ -39,8 +39,8 @@ def setting(name, n=4):
 def relu_net(layers, h):
     """ReLU but for the last layer, in NumPy."""
     for layer in layers[:-1]:
-        h = np.maximum(h @ np.asarray(layer["w"]) + np.asarray(layer["b"]), 0)
-    return h @ np.asarray(layers[-1]["w"]) + np.asarray(layers[-1]["b"])
+        h = np.maximum(h @ np.asarray(layer["weight"]).T + np.asarray(layer["bias"]), 0)
+    return h @ np.asarray(layers[-1]["weight"]).T + np.asarray(layers[-1]["bias"])
 
 
 def numpy_attention(weights, heads, queries, context):
@@ -49,14 +49,14 @@ def numpy_attention(weights, heads, queries, context):
     out = []
     for head in range(heads):
         part = slice(head * size, (head + 1) * size)
-        w = {n: np.asarray(weights[n]["w"])[:, part] for n in ("query", "key", "value")}
-        b = {n: np.asarray(weights[n]["b"])[part] for n in ("query", "value")}
+        w = {n: np.asarray(weights[n]["weight"]).T[:, part] for n in ("query", "key", "value")}
+        b = {n: np.asarray(weights[n]["bias"])[part] for n in ("query", "value")}
         q, k = queries @ w["query"] + b["query"], context[0] @ w["key"]
         logits = q @ k.T / np.sqrt(size)
         softmax = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
         out.append(softmax @ (context[1] @ w["value"] + b["value"]))
     joined = np.concatenate(out, axis=1)
-    return joined @ np.asarray(weights["out"]["w"]) + np.asarray(weights["out"]["b"])
+    return joined @ np.asarray(weights["out"]["weight"]).T + np.asarray(weights["out"]["bias"])
 
 
 def numpy_density(params, code, sigma_min=0.01):
@@ -225,20 +225,21 @@ def test_attention_is_the_softmax_and_zero_without_points(x64):
 def test_equal_keys_average_the_values(x64):
     """Without preference the attention is the mean pool of a CNP."""
     weights = init_attention(jax.random.key(0), 6)
-    weights["key"] = {"w": jnp.zeros((6, 6))}
+    weights["key"] = {"weight": jnp.zeros((6, 6))}
     context = jax.random.normal(jax.random.key(1), (4, 6))
     queries = jax.random.normal(jax.random.key(2), (3, 6))
     keys, values = (project(weights[n], context, 2) for n in ("key", "value"))
-    out = attend_multi_head(weights, queries, keys, values, jnp.ones(4, bool))
-    mean = jnp.mean(values, axis=0).reshape(6) @ weights["out"]["w"] + weights["out"]["b"]
-    assert_close(out, jnp.tile(mean, (3, 1)), 1e-12)
+    actual = attend_multi_head(weights, queries, keys, values, jnp.ones(4, bool))
+    out = weights["out"]
+    mean = jnp.mean(values, axis=0).reshape(6) @ out["weight"].T + out["bias"]
+    assert_close(actual, jnp.tile(mean, (3, 1)), 1e-12)
 
 
 @EVERY
 def test_deviation_stays_above_its_floor(x64, name):
     params, support, query = setting(name)
     *rest, last = params["decoder"]
-    sunk = {"w": last["w"], "b": last["b"].at[2:].set(-1e4)}
+    sunk = {**last, "bias": last["bias"].at[2:].set(-1e4)}
     low = params.replace_learned({**params.learned, "decoder": [*rest, sunk]})
     prediction = predict(low, support, query.x)
     np.testing.assert_allclose(prediction.noise, 0.01**2, rtol=1e-12)
@@ -280,7 +281,7 @@ def test_defaults_are_the_published_sizes():
         return jax.eval_shape(lambda: method.adapt(make_params(method, support), support).block)
 
     def widths(layers):
-        return [layer["w"].shape for layer in layers]
+        return [layer["weight"].shape[::-1] for layer in layers]
 
     cnp = jax.eval_shape(lambda: make_params(lj.Cnp(), support))
     assert widths(cnp["encoder"]) == [(2, 128), *[(128, 128)] * 3]

@@ -115,7 +115,7 @@ def test_damaged_checkpoint_is_named_and_the_one_before_it_gives_the_same_run(ca
     for a, b in zip(
         lavajax.load("a").learned["weights"], lavajax.load("b").learned["weights"], strict=True
     ):
-        np.testing.assert_array_equal(a["w"], b["w"])
+        np.testing.assert_array_equal(a["weight"], b["weight"])
 
 
 def test_existing_folder_is_only_overwritten_when_asked_and_if_it_is_a_run(call, tmp_path):

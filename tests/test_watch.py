@@ -128,7 +128,7 @@ def test_training_whose_first_layer_is_asleep_says_so():
     tx = optax.sgd(0.01)
     state = start_state(METHOD, TASKS, tx)
     learned = state.params.learned
-    first = {**learned["weights"][0], "b": jnp.full_like(learned["weights"][0]["b"], -1e3)}
+    first = {**learned["weights"][0], "bias": jnp.full_like(learned["weights"][0]["bias"], -1e3)}
     learned = {**learned, "weights": [first, *learned["weights"][1:]]}
     state = dataclasses.replace(state, params=state.params.replace_learned(learned))
     with pytest.warns(UserWarning, match="leaves a layer of the backbone as it is") as told:

@@ -41,14 +41,13 @@ def init_attention(key: Array, width: int) -> dict[str, PyTree]:
     names = ("query", "key", "value", "out")
     keys = jax.random.split(key, len(names))
     layers = {n: uniform_layer(k, width, width) for n, k in zip(names, keys, strict=True)}
-    del layers["key"]["b"]
+    del layers["key"]["bias"]
     return layers
 
 
 def project(layer: dict[str, Array], h: Array, heads: int) -> Array:
     """A linear layer's output ``[N, H, width / H]``, split into heads, for h ``[N, width]``."""
-    projected = linear(layer, h) if "b" in layer else h @ layer["w"]
-    return projected.reshape(*h.shape[:-1], heads, h.shape[-1] // heads)
+    return linear(layer, h).reshape(*h.shape[:-1], heads, h.shape[-1] // heads)
 
 
 def attend_multi_head(

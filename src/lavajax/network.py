@@ -34,7 +34,7 @@ def init_net(
             f"got {shape}"
         )
     layer = uniform_layer(head_key, shape[1], out_dim)
-    head = jnp.concatenate([layer["w"], layer["b"][None]])
+    head = jnp.concatenate([layer["weight"].T, layer["bias"][None]])
     net = {"weights": weights, "head": head}
     return net if context is None else {**net, "context": context}, fixed
 

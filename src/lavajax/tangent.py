@@ -111,7 +111,7 @@ class LayerRows:
         layers = []
         for h, s in self._layers():
             sent = linalg.einsum("nkr,knj->nrj", factors, s)
-            layers.append({"w": linalg.einsum("ni,nrj->nrij", h, sent), "b": sent})
+            layers.append({"weight": linalg.einsum("nrj,ni->nrji", sent, h), "bias": sent})
         head = linalg.einsum("np,nkr->nrpk", self.z, factors)
         return Rows({"weights": layers, "head": head})
 
@@ -133,7 +133,7 @@ class LayerRows:
 
 @dataclasses.dataclass(frozen=True)
 class LayerSteps:
-    """A step of each point along its own rows: in every layer of rank one, h_i sent_i^T.
+    """A step of each point along its own rows: in every layer of rank one, sent_i h_i^T.
 
     Attributes:
         z: augmented features, ``[N, P]``, from which the head steps to W + z_i u_i^T.
@@ -167,7 +167,7 @@ def combined(moves: Sequence[tuple[LayerRows, Array]]) -> PyTree:
     for index, together in enumerate(zip(*sent, strict=True)):
         h = jnp.concatenate([rows.inputs[index] for rows, _ in moves])
         s = jnp.concatenate(together)
-        layers.append({"w": linalg.matmul(h.T, s), "b": jnp.sum(s, axis=0)})
+        layers.append({"weight": linalg.matmul(s.T, h), "bias": jnp.sum(s, axis=0)})
     z = jnp.concatenate([rows.z for rows, _ in moves])
     head = linalg.matmul(z.T, jnp.concatenate([u for _, u in moves]))
     return {"weights": layers, "head": head}
@@ -242,7 +242,8 @@ def layer_rows(
     # A zero that varies over devices where the points do: see ``points.varying_zero``.
     zero = 0 * weight[:, None]
     taps = [
-        (zero + jnp.zeros_like(layer["b"])).astype(layer["b"].dtype) for layer in net["weights"]
+        (zero + jnp.zeros_like(layer["bias"])).astype(layer["bias"].dtype)
+        for layer in net["weights"]
     ]
     f, pull, (z, inputs) = jax.vjp(through, taps, has_aux=True)
     starts = weight[None, :, None] * jnp.eye(k, dtype=f.dtype)[:, None, :]  # [k, N, k]

@@ -194,7 +194,7 @@ class Conditioned:
     def _known(self, params: MetaParams, support: Points) -> tuple[dict[str, Array], Points]:
         """What predictions read of a support, and the support at wider inputs."""
         # In float32 or better, whatever the dtype of the network.
-        dtype = linalg.lift(params[_OWN][0]["b"]).dtype
+        dtype = linalg.lift(params[_OWN][0]["bias"]).dtype
         known = {
             "x": support.x.astype(dtype),
             "y": self.point_loss.cast(support.y, dtype),

@@ -85,8 +85,9 @@ class HyperNetwork:
             "decoder": decoder.init(decoder_key, encoding)[0],
         }
         last = weights["decoder"][-1]
-        last["w"] = 0.01 * jax.random.normal(last_key, last["w"].shape, last["w"].dtype)
-        last["b"] = jnp.zeros_like(last["b"])
+        out, width = last["weight"].shape
+        last["weight"] = 0.01 * jax.random.normal(last_key, (width, out), last["weight"].dtype).T
+        last["bias"] = jnp.zeros_like(last["bias"])
         return params.replace_learned({**params.learned, **weights})
 
     def adapt(self, params: MetaParams, support: Points, *, key: Array | None = None) -> Adapted:

@@ -175,7 +175,7 @@ def loss(method: Lava, params: MetaParams, task: Task, key: Array | None) -> Arr
         return outer_loss(method, params, task, key)
     support, bound = bind_support(method, params, task.support)
     apart = PointLosses.of(method.point_loss, support, bound)
-    widest = max(layer["b"].shape[0] for layer in bound.prior["weights"])
+    widest = max(layer["bias"].shape[0] for layer in bound.prior["weights"])
     rank = number if method.at_prior else 2 * number
     # Per step of rank one a copy costs the product of a layer's widths, and the pass their sum for
     # each query point; with less of each than a layer is wide it takes less memory too.

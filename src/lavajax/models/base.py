@@ -64,8 +64,8 @@ class StochasticModel(Model, Protocol):
 class TappedModel(Model, Protocol):
     """A backbone made of linear layers that it shows; adapting all weights is then much cheaper.
 
-    Its weights are a list of layers ``{"w": [in, out], "b": [out]}``, and its points do not see
-    each other.
+    Its weights are a list of layers ``{"weight": [out, in], "bias": [out]}``, and its points do not
+    see each other.
     """
 
     def tapped(

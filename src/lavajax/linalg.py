@@ -53,22 +53,17 @@ def solve_gram(rows: Array, rhs: Array, ridge: Array | float, *, tried: bool = T
     would cost n n p, is factored and no more. A ridge that is hardly ever near rounding need not be
     ``tried``, see ``above_rounding``: in training on 50 points that costs a tenth of a step.
     """
-    ridge, root = _factored(rows, ridge, tried=tried)
-    return _by_root(root, partial(_times_gram, rows, ridge), rhs)
-
-
-def _factored(rows: Array, ridge: Array | float, *, tried: bool) -> tuple[Array, Array]:
-    """The ridge, raised where it has to be, and the Cholesky factor, which has no derivative."""
     held = lax.stop_gradient(rows)
     gram = matmul(held, held.T)
     ridge = above_rounding(ridge, gram) if tried else jnp.maximum(ridge, 0.5 * _rounding(gram))
     held = add_diagonal(gram, lax.stop_gradient(ridge))
-    return ridge, lax.linalg.cholesky(held, symmetrize_input=False)
+    root = lax.linalg.cholesky(held, symmetrize_input=False)
 
+    def product(x: Array) -> Array:
+        inner = matmul(rows.T, x)
+        return matmul(rows, inner) + ridge * x
 
-def _times_gram(rows: Array, ridge: Array, x: Array) -> Array:
-    """(R R^T + ridge I) x."""
-    return matmul(rows, matmul(rows.T, x)) + ridge * x
+    return _by_root(root, product, rhs)
 
 
 def _by_root(root: Array, product: Callable[[Array], Array], rhs: Array) -> Array:
@@ -170,31 +165,8 @@ def solve_kronecker_head(
     """
     n, p = z.shape
     if route == "dual" or (route == "auto" and n < p):
-        ridge, root = _factored(z, ridge, tried=tried)
-        return _dual(z, targets, ridge, root)
+        return matmul(z.T, solve_gram(z, targets, ridge, tried=tried))
     return solve_gram(z.T, matmul(z.T, targets), ridge, tried=tried)
-
-
-@jax.custom_jvp
-def _dual(z: Array, targets: Array, ridge: Array, root: Array) -> Array:
-    """w = Z^T u, u = (Z Z^T + ridge I)^-1 T, by the factor of that matrix, which is held.
-
-    Its differential is q + Z^T (Z Z^T + ridge I)^-1 (dT - dZ w - Z q - dridge u), q = dZ^T u: going
-    back through it, dZ^T u is there once, and twice in the two products by themselves.
-    """
-    return matmul(z.T, _by_root(root, partial(_times_gram, z, ridge), targets))
-
-
-@_dual.defjvp
-def _dual_jvp(
-    primals: tuple[Array, Array, Array, Array], tangents: tuple[Array, Array, Array, Array]
-) -> tuple[Array, Array]:
-    (z, targets, ridge, root), (dz, d_targets, d_ridge, _) = primals, tangents
-    solve = partial(_by_root, root, partial(_times_gram, z, ridge))
-    u = solve(targets)
-    w = matmul(z.T, u)
-    q = matmul(dz.T, u)
-    return w, q + matmul(z.T, solve(d_targets - matmul(dz, w) - matmul(z, q) - d_ridge * u))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(2,))

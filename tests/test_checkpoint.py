@@ -320,7 +320,7 @@ def test_manifest_of_another_version_or_outside_the_folder_is_refused(tmp_path):
     manifest = json.loads(file.read_text())
     manifest.pop("digest")
     file.write_text(store._sign({**manifest, "version": 1}))
-    with pytest.raises(ValueError, match="version 2, got 'lavajax', version 1"):
+    with pytest.raises(ValueError, match="version 3, got 'lavajax', version 1"):
         lavajax.load(tmp_path / "m")
     entry = manifest["files"].pop("config.json")
     for name in ("../config.json", "/etc/passwd", "a/../../b"):

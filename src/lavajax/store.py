@@ -25,7 +25,7 @@ from lavajax.atomic import Kind, previous, unfinished
 from lavajax.extras import require
 from lavajax.zarr import BLOCK, Header, read_header
 
-FORMAT, VERSION = "lavajax", 2
+FORMAT, VERSION = "lavajax", 3
 MANIFEST, RECORD, ARRAYS = "manifest.json", "config.json", "arrays"
 SMALL_BYTES = 2**30  # arrays of so many are read whatever their files have
 MOST_PACKED = 100  # larger ones take at most so many times their files: weights are hardly packed

@@ -8,7 +8,15 @@ import jax
 import pytest
 
 import lavajax as lj
-from helpers import RELU, assert_close, assert_finite, make_labels, make_params, make_points
+from helpers import (
+    RELU,
+    assert_close,
+    assert_different,
+    assert_finite,
+    make_labels,
+    make_params,
+    make_points,
+)
 from lavajax.methods import noise, task_loss
 from lavajax.methods.on_features import Given, on_features
 from lavajax.outer import in_training
@@ -67,6 +75,24 @@ def test_loss_and_gradient_are_those_of_two_passes(name, monkeypatch):
     assert_finite(gradient)
     assert_close(value, expected, 1e-5)
     assert_close(gradient, expected_gradient, 1e-5)
+
+
+@pytest.mark.parametrize(("shots", "queries"), [(5, 3), (0, 3), (5, 0)])
+def test_second_derivatives_are_those_of_two_passes(shots, queries, monkeypatch, x64):
+    """Forwards over backwards, as a Hessian times a vector is taken."""
+    method = lj.Lava(lj.MLP((4,), activation="tanh"))
+    task = lj.Task(make_points(shots, 2, seed=1), make_points(queries, 2, seed=2))
+    params = make_params(method, make_points(5, 2, seed=1))
+
+    def product():
+        gradient = jax.grad(lambda s: method.loss(params.replace_learned(s), task, KEY))
+        return jax.jvp(gradient, (params.learned,), (params.learned,))[1]
+
+    actual = product()
+    monkeypatch.setattr(task_loss, "on_features", lambda *given: given)
+    assert_close(actual, product(), 1e-10)
+    if queries:
+        assert_different(actual, jax.tree.map(jax.numpy.zeros_like, actual))
 
 
 def test_all_points_pass_the_backbone_once():

@@ -13,6 +13,8 @@ from jax import lax
 from lavajax import points
 from lavajax.types import Array, MetaParams, Points, PyTree, Task
 
+Parts = tuple[Array, Array]
+
 
 @dataclasses.dataclass(frozen=True)
 class Given:
@@ -65,7 +67,7 @@ def on_features(method: Any, params: MetaParams, task: Task) -> tuple[Any, MetaP
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _parted(phi: Array, n: int) -> tuple[Array, Array]:
+def _parted(phi: Array, n: int) -> Parts:
     """phi[:n] and phi[n:].
 
     Going back, both are written into one array. Two slices by themselves are padded and added,
@@ -74,11 +76,11 @@ def _parted(phi: Array, n: int) -> tuple[Array, Array]:
     return phi[:n], phi[n:]
 
 
-def _parted_forward(phi: Array, n: int) -> tuple[tuple[Array, Array], None]:
-    return _parted(phi, n), None
+def _parted_forward(phi: Array, n: int) -> tuple[Parts, None]:
+    return (phi[:n], phi[n:]), None  # not by itself: a derivative of the derivative goes forwards
 
 
-def _parted_backward(n: int, _: None, parts: tuple[Array, Array]) -> tuple[Array]:
+def _parted_backward(n: int, _: None, parts: Parts) -> tuple[Array]:
     first, rest = parts
     whole = jnp.zeros((n + rest.shape[0], *rest.shape[1:]), rest.dtype)
     corner = (0,) * (rest.ndim - 1)

@@ -304,10 +304,10 @@ def test_records_that_do_not_fit_are_refused(tmp_path):
 
     def narrower(record):
         record["method"]["model"]["hidden"] = [8, 7]
-        record["leaves"]["learned/weights/1/w"]["shape"] = [8, 7]
-        record["leaves"]["learned/weights/1/b"]["shape"] = [7]
-        record["leaves"]["learned/weights/2/w"]["shape"] = [7, 7]
-        record["leaves"]["learned/weights/2/b"]["shape"] = [7]
+        record["leaves"]["learned/weights/1/weight"]["shape"] = [7, 8]
+        record["leaves"]["learned/weights/1/bias"]["shape"] = [7]
+        record["leaves"]["learned/weights/2/weight"]["shape"] = [7, 7]
+        record["leaves"]["learned/weights/2/bias"]["shape"] = [7]
         record["leaves"]["learned/head"]["shape"] = [8, 2]
 
     with pytest.raises(DamagedError, match=r"is \(8, 2\) float32, it holds \(9, 2\) float32"):

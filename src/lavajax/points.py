@@ -60,9 +60,10 @@ def varying_zero(points: Points) -> Array:
     """0, but varying over devices wherever the points are.
 
     In a user's ``shard_map`` the gradient in a replicated value is summed over all devices. Added
-    to whatever an inner loop differentiates, this makes it each device's own.
+    to whatever an inner loop differentiates, this makes it each device's own. ``zeros_like`` varies
+    as its argument does, and is a constant to the compiler, with which products with masks vanish.
     """
-    return jnp.sum(jnp.where(points.y == points.y, 0.0, 0.0))
+    return jnp.zeros_like(points.y, dtype=float, shape=())
 
 
 def mean_loss(loss: Loss, outputs: Array, points: Points) -> Array:

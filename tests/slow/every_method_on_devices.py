@@ -51,6 +51,8 @@ ONE = jax.devices()[:1]
 
 def small(method: Any) -> Any:
     """The method on a network that compiles fast."""
+    if isinstance(method, lavajax.Conditioned):
+        return dataclasses.replace(method, method=small(method.method))
     if not hasattr(method, "model"):
         return method
     return dataclasses.replace(method, model=dataclasses.replace(method.model, hidden=(8,)))

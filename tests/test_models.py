@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.test_util import check_grads
 
 import lavajax as lj
 from helpers import (
@@ -48,6 +49,33 @@ def test_features_are_those_of_numpy_and_the_last_layer_is_linear():
     features = relu.features(weights, fixed, points.x)
     assert features.shape == (20, 6)
     assert features.min() == 0
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("d", [1, 2, 3, 4])
+def test_layers_of_few_inputs_have_the_derivatives_of_a_product(x64, d, shared):
+    """First and second, forward and backward, of weights that tasks share or that each has."""
+    model = lj.MLP(hidden=(3,), activation="tanh", linear_features=False)
+    x = jax.random.normal(jax.random.key(0), (2, 4, d))  # two tasks
+    weights, _ = draw(model, x[0])
+    if not shared:
+        weights = stack([weights, jax.tree.map(jnp.negative, weights)])
+
+    def features(weights, x):
+        return model.features(weights, {}, x)
+
+    def product(weights, x):
+        return jnp.tanh(x @ weights[0]["weight"].T + weights[0]["bias"])
+
+    def cubed(function, weights):
+        return jax.vmap(function, in_axes=(None if shared else 0, 0))(weights, x) ** 3
+
+    def gradient(function):
+        return jax.grad(lambda w: jnp.sum(cubed(function, w)))(weights)
+
+    assert_close(cubed(features, weights), cubed(product, weights), 1e-14)
+    assert_close(gradient(features), gradient(product), 1e-14)
+    check_grads(lambda w: cubed(features, w), (weights,), order=2)
 
 
 @pytest.mark.parametrize("initializer", ["torch", "lecun", "he"])

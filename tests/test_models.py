@@ -52,7 +52,7 @@ def test_features_are_those_of_numpy_and_the_last_layer_is_linear():
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("d", [1, 2, 3, 4])
+@pytest.mark.parametrize("d", [1, 3])
 def test_layers_of_few_inputs_have_the_derivatives_of_a_product(x64, d, shared):
     """First and second, forward and backward, of weights that tasks share or that each has."""
     model = lj.MLP(hidden=(3,), activation="tanh", linear_features=False)

@@ -188,7 +188,7 @@ def _by_columns(weight: Array, h: Array) -> Array:
     """h W^T as a sum over the inputs, of which there are few.
 
     The gradient of a product with up to three columns takes XLA on CPU longer than that of one with
-    four: a twelfth of a training step. The barrier keeps the sum over tasks, which is then one of
+    four: a fifteenth of a training step. The barrier keeps the sum over tasks, which is then one of
     whole rows, apart from the sum over points.
     """
     shape = (*h.shape[:-1], weight.shape[0])

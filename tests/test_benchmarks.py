@@ -8,9 +8,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import lavajax
@@ -154,19 +156,93 @@ def test_the_check_of_an_accelerator_sees_what_is_off(capsys):
     assert not gpu_check.is_off(gaps)
     for wrong in (1e-2, float("nan")):
         assert gpu_check.is_off(gaps | {"highest": {"adapt": 1e-7, "gradient": wrong}})
-    assert gpu_check.distance([jnp.array([3.0, 4.0])], [jnp.array([3.0, 0.0])]) == 4 / 3
-
     assert gpu_check.print_comparison(tiny, cpu, seconds=0.0) == ([], ["anil"])
 
 
-def test_without_an_accelerator_the_check_says_so(monkeypatch, capsys):
+def test_the_check_of_an_accelerator_looks_at_each_array():
     import gpu_check
 
+    assert gpu_check.distance([jnp.array([3.0, 4.0])], [jnp.array([3.0, 0.0])]) == 4 / 3
+    one = {"large": np.array([3.0, 4.0]), "small": np.array([0.1]), "zero": np.zeros(2)}
+    assert gpu_check.worst_leaf(one, one) == 0
+    assert gpu_check.worst_leaf(one | {"small": np.array([0.2])}, one) == pytest.approx(1.0)
+    off = gpu_check.worst_leaf(one | {"zero": np.array([0.001, 0.0])}, one)
+    assert off == pytest.approx(0.2, rel=1e-3)  # of a thousandth of 5
+
+    value = {"adapt": (np.ones(3), np.full(3, np.nan)), "gradient": (one, one)}
+    exact = value | {"adapt": (np.ones(3), np.ones(3))}
+    programs = {
+        name: mock.Mock(run=lambda found=found: found)
+        for name, found in (("exact", exact), ("highest", value))
+    }
+    gaps = gpu_check.gaps_of(programs)
+    assert np.isnan(gaps["highest"]["adapt"])  # a variance may be what is not a number
+    assert gaps["highest"]["gradient"] == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Untraceable(lavajax.Anil):
+    def adapt(self, *_, **__):
+        raise NotImplementedError("no such solver\nhere")
+
+
+@dataclasses.dataclass(frozen=True)
+class Failing(lavajax.Anil):
+    def adapt(self, params, support, **options):
+        def fail(x):
+            raise MemoryError("too large")
+
+        block = super().adapt(params, support, **options)
+        jax.debug.callback(fail, support.x)
+        return block
+
+
+def test_a_method_that_fails_on_an_accelerator_is_named_and_the_rest_goes_on(monkeypatch, capsys):
+    import gpu_check
+
+    methods = {"untraceable": Untraceable(TINY), "failing": Failing(TINY)}
+    monkeypatch.setattr(gpu_check, "METHODS", methods)
+    monkeypatch.setattr(gpu_check, "SIZES", (2,))
+    monkeypatch.setattr(gpu_check, "accelerators", jax.devices)
     monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--quick"])
-    cpu = jax.devices("cpu")
-    monkeypatch.setattr(jax, "devices", lambda *_: cpu)
-    assert gpu_check.main() == 0
-    assert "no accelerator" in capsys.readouterr().out
+    assert gpu_check.main() == 1
+    out = capsys.readouterr().out
+    assert "untraceable       FAILED: NotImplementedError: no such solver\n" in out
+    assert "failing           FAILED: " in out
+    assert "not as they should be: untraceable, failing" in out
+    assert out.splitlines()[-3].split()[0] == "2"  # the time of a step of two tasks
+
+
+@pytest.mark.parametrize(
+    ("named", "device_file", "says"),
+    [
+        (None, False, None),
+        ("cpu", True, None),
+        (None, True, "is jax[cuda] installed?"),
+        ("cuda,cpu", False, "finds the CPU alone of JAX_PLATFORMS=cuda,cpu"),
+        ("cuda", False, "must name the CPU too, to compare with: cuda,cpu"),
+    ],
+)
+def test_without_an_accelerator_the_check_says_so(
+    monkeypatch, tmp_path, capsys, named, device_file, says
+):
+    import gpu_check
+
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+    monkeypatch.setattr(gpu_check, "accelerators", list)
+    monkeypatch.setattr(gpu_check, "NVIDIA", tmp_path if device_file else tmp_path / "none")
+    if named is None:
+        monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    else:
+        monkeypatch.setenv("JAX_PLATFORMS", named)
+    if says is None:
+        assert gpu_check.main() == 0
+        assert "no accelerator" in capsys.readouterr().out
+        return
+    with pytest.raises(SystemExit) as stop:
+        gpu_check.main()
+    assert stop.value.code == 2
+    assert says in capsys.readouterr().err
 
 
 def test_the_check_needs_no_more_than_jax_flax_optax_and_chex():

@@ -73,6 +73,7 @@ SLACK, FLOOR = 10.0, 1e-5
 COMPARING_SECONDS, SECONDS = 180.0, 270.0  # after so many, nothing more is begun
 MOST_THREADS = 8  # of compilers: a container may count the cores of its host
 HIGHEST = "highest"
+NVIDIA = Path("/dev/nvidiactl")
 
 
 def main() -> int:
@@ -120,9 +121,6 @@ def main() -> int:
     if not wrong and not missing:
         print("all of the first two is well" if args.quick else "all is well")
     return 1 if wrong else 2 if missing else 0
-
-
-NVIDIA = Path("/dev/nvidiactl")
 
 
 def accelerators() -> list[jax.Device]:

@@ -50,6 +50,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="see below; all if none is given")
     parser.add_argument("--quick", action="store_true", help="everything tiny: is it sound?")
     parser.add_argument("--data", type=Path, help="air quality as published, for windows")
+    parser.add_argument("--compile", action="store_true", help="torch.compile too, in rivals")
     args = parser.parse_args()
     unknown = sorted(set(args.names) - set(NAMES))
     if unknown:
@@ -59,6 +60,7 @@ def main() -> int:
     for name in args.names or NAMES:
         print(f"\n{name}: {title(name)}", flush=True)
         more = [f"--data={args.data}"] if args.data and name == "windows" else []
+        more += ["--compile"] if args.compile and name == "rivals" else []
         command = [sys.executable, str(HERE / f"{name}.py"), *options, *more]
         if subprocess.run(command, check=False).returncode:
             failed.append(name)

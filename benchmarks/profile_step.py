@@ -31,7 +31,7 @@ from lavajax import network
 from lavajax.outer import BatchExpectation, apply_gradient, meta_gradient
 from lavajax.start import init_state
 from lavajax.steps import draw as draw_tasks
-from lavajax.steps import run_steps
+from lavajax.steps import fitting, run_steps
 from lavajax.subspace import net_of
 from lavajax.types import Array, Task, TrainState
 
@@ -92,11 +92,17 @@ def measure(settings: Settings, size: int) -> dict[str, Any]:
         both = jnp.concatenate([task.support.x, task.query.x], axis=1)
         return jnp.sum(jax.vmap(lambda x: network.features(method.model, net, {}, x))(both))
 
+    # As many tasks at once as in training. Only a gradient is summed over parts of a meta-batch.
+    at_once = fitting(size)
+
+    def expectation(batch: tuple[Task, Array]) -> BatchExpectation:
+        return BatchExpectation(*batch, microbatch=at_once)
+
     def loss(state: TrainState, batch: tuple[Task, Array]) -> Array:
-        return BatchExpectation(*batch)(lambda task, key: method.loss(state.params, task, key))
+        return expectation(batch)(lambda task, key: method.loss(state.params, task, key))
 
     def gradient(state: TrainState, batch: tuple[Task, Array]) -> Array:
-        value, gradient = meta_gradient(method, state.params, BatchExpectation(*batch))
+        value, gradient = meta_gradient(method, state.params, expectation(batch))
         return value + sum(jnp.sum(leaf) for leaf in jax.tree.leaves(gradient))
 
     def over(function: Any) -> Any:

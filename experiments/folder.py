@@ -11,6 +11,7 @@ results.json    scores of the final parameters
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import math
 import os
@@ -32,6 +33,8 @@ CONFIG, METRICS, RESULTS, LOCK = "config.json", "metrics.jsonl", "results.json",
 GROUPS = "groups.json"
 OWN = frozenset({"task_name", "method_name", "run"})
 """Entries by which the configuration of a run is known."""
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
+"""Errors of file systems of clusters without locks: two runs on one folder are not told apart."""
 TENSORBOARD = "tensorboard"
 TASKS_FIGURE, LEARNING_FIGURE = "tasks.png", "learning.png"
 
@@ -110,6 +113,9 @@ class RunFolder:
                 raise ValueError(
                     f"{self.path} is in use by another run, process {holder}"
                 ) from None
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
         self._lock.seek(0)
         with disk.writing(self.path):
             self._lock.truncate()

@@ -19,11 +19,13 @@ import jax
 import numpy as np
 
 from lavajax import leaves
+from lavajax.sharding import check_processes
 from lavajax.types import PyTree
 
 HEARTBEAT_SECONDS = 20  # a process that is not heard from for so long is dead
 CONNECT_SECONDS = 120  # for all of them to start
 LEAVE_SECONDS = 60
+MEET_SECONDS = 24 * 3600  # while one reads data or writes a file; one that dies is missed before
 _LOSS = ("gloo", "nccl", "coordination", "unavailable", "connection", "heartbeat")
 """What the messages of errors have where a process cannot be reached."""
 # Waits for the end of the process that started it. JAX ends a process that has lost another from a
@@ -93,13 +95,17 @@ class Peers:
         """Joins the others, before any backend of JAX starts.
 
         Raises:
-            ValueError: there is no cluster to ask, or the others cannot be reached.
+            ValueError: there is no cluster to ask, the others cannot be reached, or one has more
+                devices than another.
         """
         self._joined = machines != Machines()
         self._watch: IO[str] | None = None
+        self._meetings = 0
         self.number = 0
         if not self._joined:
             return
+        # Unless it is told all, JAX takes what a cluster has set, such as one device for a process.
+        detection = None if machines.detect else "deactivate"
         try:
             jax.distributed.initialize(
                 machines.coordinator,
@@ -108,6 +114,7 @@ class Peers:
                 heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
                 initialization_timeout=CONNECT_SECONDS,
                 shutdown_timeout_seconds=LEAVE_SECONDS,
+                cluster_detection_method=detection,
             )
         except (ValueError, RuntimeError) as error:
             raise ValueError(
@@ -123,6 +130,11 @@ class Peers:
         )
         self._watch = watcher.stdin
         self.on_loss("start all of them again")
+        try:
+            check_processes()
+        except ValueError:  # on all of them
+            self.leave()
+            raise
 
     @property
     def first(self) -> bool:
@@ -149,6 +161,18 @@ class Peers:
                 f"processes has died or cannot be reached; {advice}"
             )
             self._watch.flush()
+
+    def meet(self) -> None:
+        """Waits until all of them are here.
+
+        What their devices do together waits for half a minute only, on a CPU.
+        """
+        if self._joined:
+            from orbax.checkpoint import multihost  # type: ignore[import-untyped]
+
+            self._meetings += 1
+            key = f"lavajax/{self._meetings}"  # which none may have had before
+            multihost.get_barrier_sync_fn()(key=key, timeout_ms=1000 * MEET_SECONDS)
 
     def share(self, value: Any) -> Any:
         """What process 0 gives, which JSON can hold, on all of them."""
@@ -179,6 +203,7 @@ class Peers:
             return number
         from jax.experimental import multihost_utils
 
+        self.meet()
         own = np.array(-1 if number is None else number, np.int32)
         largest = int(np.max(multihost_utils.process_allgather(own)))
         return None if largest < 0 else largest
@@ -186,6 +211,7 @@ class Peers:
     def leave(self) -> None:
         """Parts from the others, who do the same now; then this process may end when it likes."""
         if self._joined:
+            self.meet()
             jax.distributed.shutdown()
             self._forget()
 
@@ -217,6 +243,7 @@ class Peers:
         def send(array: np.ndarray) -> np.ndarray:
             return np.asarray(multihost_utils.broadcast_one_to_all(array, self.first))
 
+        self.meet()
         length = send(np.frombuffer(len(data).to_bytes(8, "little"), np.uint8))
         size = int.from_bytes(length.astype(np.uint8).tobytes(), "little")
         whole = np.frombuffer(data, np.uint8) if self.first else np.zeros(size, np.uint8)

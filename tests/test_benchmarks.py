@@ -333,6 +333,24 @@ def test_rivals_are_timed_beside_ours_and_left_out_by_name(monkeypatch):
     assert "vmap(jax.hessian)" in rivals.table(found)
 
 
+@pytest.mark.parametrize("skipped", [[], ["PyTorch, closed form, torch.compile: not asked for"]])
+def test_published_rivals_are_not_replaced_by_fewer(monkeypatch, tmp_path, skipped):
+    import measuring
+    import rivals
+
+    published, part = tmp_path / "published", tmp_path / "part"
+    monkeypatch.setattr(measuring, "RESULTS", published)
+    monkeypatch.setattr(measuring, "PART", part)
+    monkeypatch.setattr(sys, "argv", ["rivals.py"])
+    rows = [{"name": rivals.OURS, "meta_batch": 2, "ms": 1.0, "threads": None}]
+    monkeypatch.setattr(rivals, "torch_losses", lambda compiling: ({"a": None}, skipped))
+    monkeypatch.setattr(rivals, "check", lambda *_: {"a": 1e-6})
+    monkeypatch.setattr(rivals, "measure", lambda *_, **__: rows)
+    rivals.main()
+    assert (published / "rivals.json").exists() == (not skipped)
+    assert (part / "rivals.json").exists() == bool(skipped)
+
+
 def test_rivals_are_the_same_step():
     pytest.importorskip("torch")
     import rivals

@@ -6,9 +6,13 @@ import importlib
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import multihost_utils
+from orbax.checkpoint import multihost
 
+from lavajax.sharding import check_processes
 from peers import HEARTBEAT_SECONDS, Machines, Peers, split
 
 
@@ -43,7 +47,59 @@ def test_a_process_alone_agrees_with_itself():
     assert alone.most(None) is None
     assert alone.most(15) == 15
     assert alone.abandon(3) == 3
+    alone.meet()
     alone.leave()
+
+
+@pytest.mark.parametrize(
+    ("line", "detection"),
+    [("--coordinator=h:1 --processes=2 --process=1", "deactivate"), ("--distributed", None)],
+)
+def test_a_cluster_is_asked_only_where_that_is_wanted(monkeypatch, line, detection):
+    """SLURM would give a process that knows its place one device of eight."""
+    told = {}
+
+    def initialize(*_, **options):
+        told.update(options)
+        raise RuntimeError("no others")
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(ValueError, match="could not be joined: no others"):
+        Peers(split(line.split())[0])
+    assert told["cluster_detection_method"] == detection
+
+
+def test_devices_wait_for_each_other_only_when_all_processes_are_there(monkeypatch):
+    """What one of them does alone, reading data or writing a file, may take long."""
+    happened = []
+    peers = Peers()
+    monkeypatch.setattr(peers, "_joined", True)
+    barrier = lambda *, key, timeout_ms: happened.append(key)  # noqa: E731
+    monkeypatch.setattr(multihost, "get_barrier_sync_fn", lambda: barrier)
+
+    def collective(value, *_):
+        happened.append("devices")
+        return value
+
+    monkeypatch.setattr(multihost_utils, "broadcast_one_to_all", collective)
+    monkeypatch.setattr(multihost_utils, "process_allgather", collective)
+    monkeypatch.setattr(jax.distributed, "shutdown", lambda: happened.append("parted"))
+    assert peers.share({"x": 1}) == {"x": 1}
+    assert peers.most(3) == 3
+    peers.leave()
+    peers.leave()
+    assert happened == [
+        *("lavajax/1", "devices", "devices", "lavajax/2", "devices", "lavajax/3", "parted")
+    ]
+
+
+def test_processes_of_different_numbers_of_devices_are_refused(monkeypatch):
+    devices = [SimpleNamespace(process_index=process) for process in (0, 0, 1, 0)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    with pytest.raises(ValueError, match="as many devices as the others, got 3, 1"):
+        check_processes()
+    devices += devices[2:3] * 2
+    check_processes()
 
 
 def test_the_cache_of_compiled_programs_follows_the_users_variables(monkeypatch):

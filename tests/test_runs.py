@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import pty
@@ -181,6 +182,23 @@ def test_damaged_metrics_are_named(call, tmp_path):
     code, text = call("--resume=a")
     assert code == 1
     assert "metrics.jsonl is damaged: line 1 is no report" in text
+
+
+@pytest.mark.parametrize(("number", "goes_on"), [(errno.ENOLCK, True), (errno.EIO, False)])
+def test_a_file_system_without_locks_is_written_to(monkeypatch, tmp_path, number, goes_on):
+    """Such as those of some clusters."""
+    import folder
+
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(folder.fcntl, "flock", flock)
+    if goes_on:
+        with folder.RunFolder.new(tmp_path / "a", "sine", overwrite=False):
+            assert (tmp_path / "a" / folder.LOCK).is_file()
+    else:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            folder.RunFolder.new(tmp_path / "a", "sine", overwrite=False)
 
 
 def start(folder: Path, *args: str) -> subprocess.Popen[str]:

@@ -17,7 +17,7 @@ import pytest
 import lavajax
 from helpers import RELU
 from lavajax.sharding import ALONE, AXIS, Share, task_mesh
-from lavajax.steps import _fitting
+from lavajax.steps import _expectation, fitting
 
 SLOW = Path(__file__).resolve().parent / "slow"
 
@@ -123,9 +123,15 @@ def test_a_few_tasks_at_a_time_train_as_all_together(method, x64):
 
 
 def test_microbatches_are_chosen_where_they_fit_a_cache():
-    assert [_fitting(b) for b in (10, 64, 128, 100, 127, 1024, 1000)] == [
+    assert [fitting(b) for b in (10, 64, 128, 100, 127, 1024, 1000)] == [
         *(None, None, 64, 50, None, 64, 50)
     ]
+
+
+def test_as_many_tasks_at_once_as_a_device_has_or_more_are_all():
+    """On more devices each has fewer, and a run goes on there."""
+    batch = lavajax.Sine(), jnp.zeros(6)
+    assert [_expectation(batch, 6, size, ALONE).microbatch for size in (3, 6, 8)] == [3, None, None]
 
 
 @pytest.mark.parametrize(

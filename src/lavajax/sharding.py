@@ -8,6 +8,7 @@ its tasks from the data of its process.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import re
@@ -185,10 +186,23 @@ def give(tree: PyTree, mesh: Mesh | None) -> PyTree:
     return PerDevice([place(leaf) for leaf in leaves], structure)
 
 
+def check_processes() -> None:
+    """Requires as many devices of every process, as JAX does to tell all what one of them has.
+
+    Raises:
+        ValueError: one has more than another.
+    """
+    counts = collections.Counter(device.process_index for device in jax.devices())
+    if len(set(counts.values())) > 1:
+        found = ", ".join(str(counts[process]) for process in sorted(counts))
+        raise ValueError(f"every process must have as many devices as the others, got {found}")
+
+
 def _check_alike(tree: PyTree) -> None:
     """Requires the same shapes and settings in every process, which else wait for each other."""
     from jax.experimental import multihost_utils
 
+    check_processes()
     leaves, structure = jax.tree.flatten(tree)
     found = [(jnp.shape(leaf), str(jnp.result_type(leaf))) for leaf in leaves]
     # The structure has what is static, units among it; of a function, its address too.

@@ -45,6 +45,7 @@ class Settings:
         points: N of the literal route.
         literal: its P.
         repeats: turns of every timing.
+        calls: in a turn, where there are few points.
         memory: bytes that the literal route may take.
     """
 
@@ -54,11 +55,12 @@ class Settings:
     outputs: int = 10
     points: int = 10
     literal: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-    repeats: int = 3
+    repeats: int = 7
+    calls: int = 100
     memory: int = 16 * 2**30
 
 
-QUICK = Settings(64, 16, (16, 32, 64), 2, 3, (4, 8), 2, 2**31)
+QUICK = Settings(64, 16, (16, 32, 64), 2, 3, (4, 8), 2, 1, 2**31)
 NAIVE = {"curvature": "hessian", "solver": "naive"}
 
 
@@ -72,12 +74,6 @@ def problem(n: int, p: int, k: int, **options: Any) -> tuple[MetaParams, Points]
 def adapted(params: MetaParams, support: Points) -> Array:
     """The adapted head."""
     return params.method.adapt(params, support).block
-
-
-def seconds(n: int, p: int, k: int, repeats: int) -> float:
-    """Of one adaptation in closed form."""
-    run = partial(jax.jit(adapted), *problem(n, p, k))
-    return measuring.interleaved({"": run}, repeats=repeats)[""]
 
 
 def literal_seconds(n: int, p: int, k: int, repeats: int, memory: int) -> tuple[int, float | None]:
@@ -114,13 +110,18 @@ def measure(settings: Settings) -> dict[str, Any]:
     """All sweeps: ``[size, seconds]`` of each, and ``[size, bytes, seconds]`` literally."""
     large, middle, k = settings.large, settings.middle, settings.outputs
 
-    def sweep(at: dict[str, int], name: str, sizes: tuple[int, ...]) -> list[tuple[int, float]]:
-        rows = []
-        for size in sizes:
-            shape = at | {name: size}
-            rows.append((size, seconds(shape["N"], shape["P"], k, settings.repeats)))
-            print(f"N = {shape['N']}, P = {shape['P']}: {1e3 * rows[-1][1]:.3f} ms", flush=True)
-        return rows
+    def sweep(
+        at: dict[str, int], name: str, sizes: tuple[int, ...], calls: int = 1
+    ) -> list[tuple[int, float]]:
+        shapes = {size: at | {name: size} for size in sizes}
+        runs = {
+            size: partial(jax.jit(adapted), *problem(shape["N"], shape["P"], k))
+            for size, shape in shapes.items()
+        }
+        times = measuring.interleaved(runs, repeats=settings.repeats, calls=calls)
+        for size, shape in shapes.items():
+            print(f"N = {shape['N']}, P = {shape['P']}: {1e3 * times[size]:.3f} ms", flush=True)
+        return list(times.items())
 
     every = tuple(sorted({*settings.literal, large}))
     larger = tuple(size for size in settings.sizes if size >= middle)
@@ -129,7 +130,8 @@ def measure(settings: Settings) -> dict[str, Any]:
         "features": sweep({"N": large}, "P", settings.sizes),
         "more points": sweep({"P": middle}, "N", larger),
         "more features": sweep({"N": middle}, "P", larger),
-        "few points": sweep({"N": settings.points}, "P", every),
+        # A tenth of a millisecond each: one call would be no longer than what disturbs it.
+        "few points": sweep({"N": settings.points}, "P", every, calls=settings.calls),
         "literal": [],
     }
     for p in settings.literal:

@@ -26,6 +26,7 @@ HEARTBEAT_SECONDS = 20  # a process that is not heard from for so long is dead
 CONNECT_SECONDS = 120  # for all of them to start
 LEAVE_SECONDS = 60
 MEET_SECONDS = 24 * 3600  # while one reads data or writes a file; one that dies is missed before
+_MUST = "every one of them must run, and reach the port of process 0"
 _LOSS = ("gloo", "nccl", "coordination", "unavailable", "connection", "heartbeat")
 """What the messages of errors have where a process cannot be reached."""
 # Waits for the end of the process that started it. JAX ends a process that has lost another from a
@@ -104,6 +105,16 @@ class Peers:
         self.number = 0
         if not self._joined:
             return
+        watcher = subprocess.Popen(
+            [sys.executable, "-c", _WATCH],
+            stdin=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a Ctrl-C is not for it
+        )
+        self._watch = watcher.stdin
+        self._prepare(
+            f"this process ended before it had joined the others: within {CONNECT_SECONDS} s {_MUST}"
+        )
         # Unless it is told all, JAX takes what a cluster has set, such as one device for a process.
         detection = None if machines.detect else "deactivate"
         try:
@@ -117,18 +128,9 @@ class Peers:
                 cluster_detection_method=detection,
             )
         except (ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"the processes could not be joined: {error}; every one of them must run, and "
-                "reach the port of process 0"
-            ) from None
+            self._forget()
+            raise ValueError(f"the processes could not be joined: {error}; {_MUST}") from None
         self.number = jax.process_index()
-        watcher = subprocess.Popen(
-            [sys.executable, "-c", _WATCH],
-            stdin=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # a Ctrl-C is not for it
-        )
-        self._watch = watcher.stdin
         self.on_loss("start all of them again")
         try:
             check_processes()
@@ -155,12 +157,10 @@ class Peers:
 
     def on_loss(self, advice: str) -> None:
         """What is said, by a process of its own, where this one ends before it parts."""
-        if self._watch is not None:
-            self._watch.write(
-                f"\n\nerror: process {self.number} has ended: it was killed, or another of the "
-                f"processes has died or cannot be reached; {advice}"
-            )
-            self._watch.flush()
+        self._prepare(
+            f"process {self.number} has ended: it was killed, or another of the processes has died "
+            f"or cannot be reached; {advice}"
+        )
 
     def meet(self) -> None:
         """Waits until all of them are here.
@@ -229,6 +229,11 @@ class Peers:
             sys.stderr.flush()
             os._exit(code)
         return code
+
+    def _prepare(self, text: str) -> None:
+        if self._watch is not None:
+            self._watch.write(f"\n\nerror: {text}")
+            self._watch.flush()
 
     def _forget(self) -> None:
         self._joined = False

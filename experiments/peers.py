@@ -113,7 +113,7 @@ class Peers:
         )
         self._watch = watcher.stdin
         self._prepare(
-            f"this process ended before it had joined the others: within {CONNECT_SECONDS} s {_MUST}"
+            f"this process ended before it joined the others: within {CONNECT_SECONDS} s {_MUST}"
         )
         # Unless it is told all, JAX takes what a cluster has set, such as one device for a process.
         detection = None if machines.detect else "deactivate"

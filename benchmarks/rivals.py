@@ -4,9 +4,10 @@
 
 The rivals are PyTorch with the same closed form batched by hand, plain and by ``torch.compile``;
 PyTorch with the paper's Hessian of the whole head per point, by ``torch.func`` and by ``higher`` in
-a loop over tasks; and that Hessian by ``vmap(jax.hessian)``, which is the library's naive solver.
-Every one has the same network, 50 query points and Adam, and a step draws its own tasks. Before
-anything is timed, its loss and gradient must equal the library's at equal parameters and data.
+a loop over tasks; that Hessian by ``vmap(jax.hessian)`` in plain JAX, and by the library's naive
+solver, which shares all but the adaptation with the closed form. Every one has the same network, 50
+query points and Adam, and a step draws its own tasks. Before anything is timed, its loss and
+gradient must equal the library's at equal parameters and data.
 
 PyTorch is timed with one thread and with two, and the faster counts; XLA takes what it likes.
 PyTorch's threads spin for a while after a step: it has a process of its own, which is stopped while
@@ -35,6 +36,7 @@ import jax
 import optax
 
 import figures
+import jax_peer
 import lavajax
 from gpu_check import distance
 from lavajax.outer import BatchExpectation, meta_gradient
@@ -43,11 +45,13 @@ from lavajax.steps import run_steps
 
 OURS = "lavajax, closed form"
 NAIVE = "lavajax, naive: vmap(jax.hessian)"
+PLAIN = "plain JAX, vmap(jax.hessian)"
 CLOSED, COMPILED = "PyTorch, closed form", "PyTorch, closed form, torch.compile"
 FULL, LOOP = "PyTorch, torch.func Hessians", "PyTorch, higher, loop over tasks"
 LOOKS = {
     OURS: (figures.VERMILION, "o"),
     NAIVE: (figures.VERMILION, "s"),
+    PLAIN: (figures.ORANGE, "P"),
     CLOSED: (figures.BLUE, "^"),
     COMPILED: (figures.SKY, "v"),
     FULL: (figures.GREEN, "D"),
@@ -93,13 +97,13 @@ class Settings:
     def steps(self, name: str, size: int) -> int:
         """Steps in a turn at a meta-batch."""
         usual = self.points // (size * (self.shots + self.queries))
-        if name in (OURS, NAIVE):
+        if name in (OURS, NAIVE, PLAIN):
             return measuring.STEPS
         return 1 if name == LOOP else max(self.fewest, usual if name in CHEAP else usual // 10)
 
     def within(self, name: str, size: int) -> bool:
         """Whether a rival is measured at a meta-batch."""
-        most = {NAIVE: self.literal, FULL: self.literal, LOOP: self.looped}
+        most = dict.fromkeys((NAIVE, PLAIN, FULL), self.literal) | {LOOP: self.looped}
         return size <= most.get(name, size)
 
 
@@ -112,7 +116,7 @@ def target(name: str, size: int) -> float:
     """How many times as long as ours a rival should take, at least."""
     if name in (CLOSED, COMPILED):
         return 2.0 if size <= 10 else 1.0
-    return {NAIVE: 4.0, FULL: 10.0, LOOP: 100.0}[name]
+    return {NAIVE: 4.0, PLAIN: 4.0, FULL: 10.0, LOOP: 100.0}[name]
 
 
 def torch_peers() -> Any:
@@ -143,6 +147,11 @@ def torch_losses(*, compiling: bool) -> tuple[dict[str, Any], list[str]]:
 def check(losses: dict[str, Any], settings: Settings, size: int = 3) -> dict[str, float]:
     """How far each rival's loss and gradient are from ours, relative; the larger of the two.
 
+    Args:
+        losses: the PyTorch rivals.
+        settings: network and tasks.
+        size: meta-batch.
+
     Raises:
         AssertionError: further than float32 explains.
     """
@@ -151,10 +160,12 @@ def check(losses: dict[str, Any], settings: Settings, size: int = 3) -> dict[str
     keys = jax.random.split(jax.random.key(1), size)
     batch = jax.vmap(tasks.sample)(keys)
     expected = meta_gradient(method, state.params, BatchExpectation(batch, keys))
-    gaps = {}
+    found = {PLAIN: jax_peer.value_and_grad(state.params.learned, batch)}
     for name, loss in losses.items():
-        found = torch_peers().value_and_grad(loss, state.params.learned, batch)
-        gaps[name] = max(distance(a, b) for a, b in zip(found, expected, strict=True))
+        found[name] = torch_peers().value_and_grad(loss, state.params.learned, batch)
+    gaps = {}
+    for name, pair in found.items():
+        gaps[name] = max(distance(a, b) for a, b in zip(pair, expected, strict=True))
         assert gaps[name] < 1e-4, f"{name} is not the same step: off by {gaps[name]:.1e}"
     return gaps
 
@@ -217,6 +228,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Milliseconds of a step of ours and of all rivals at one meta-batch, which take turns."""
     model, tasks, tx = settings.model, settings.tasks, optax.adam(RATE)
+    learned = init_state(lavajax.Lava(model), tasks, tx, jax.random.key(0)).params.learned
     runs: dict[Turn, Callable[[], Any]] = {}
     for name, method in {
         OURS: lavajax.Lava(model),
@@ -229,6 +241,9 @@ def measure(
         )
         if settings.within(name, size):
             runs[name, None] = partial(chunk, state)
+    if settings.within(PLAIN, size):
+        steps = settings.steps(PLAIN, size)
+        runs[PLAIN, None] = jax_peer.trainer(learned, tasks, size, RATE, steps)
     with contextlib.ExitStack() as stack:
         if torch:
             runs |= stack.enter_context(apart(settings, size, compiling=compiling))
@@ -300,7 +315,7 @@ def main() -> None:
     losses, skipped = torch_losses(compiling=args.compile)
     for line in skipped:
         print(f"skipped: {line}")
-    gaps = check(losses, settings) if losses else {}
+    gaps = check(losses, settings)
     for name, gap in gaps.items():
         print(f"{name}: loss and gradient within {gap:.0e} of ours")
     if skipped and args.out == measuring.RESULTS:

@@ -322,9 +322,10 @@ def test_rivals_are_timed_beside_ours_and_left_out_by_name(monkeypatch):
         rivals.LOOP,
     ]
     rows = rivals.measure(rivals.QUICK, 2, torch=False)
-    assert [row["name"] for row in rows] == [rivals.OURS, rivals.NAIVE]
+    assert [row["name"] for row in rows] == [rivals.OURS, rivals.NAIVE, rivals.PLAIN]
     assert all(row["ms"] > 0 for row in rows)
-    one, two = ([row | {"meta_batch": b} for row in rows] for b in (2, 4))
+    assert set(rivals.check({}, rivals.QUICK)) == {rivals.PLAIN}
+    one, two = ([row | {"meta_batch": b} for row in rows[:2]] for b in (2, 4))
     for row, ms in zip([*one, *two], (2.0, 9.0, 10.0, 5.0), strict=True):
         row["ms"] = ms
     found = rivals.with_ratios([*one, *two])

@@ -18,6 +18,7 @@ from typing import IO, Any
 import jax
 import numpy as np
 
+import threads
 from lavajax import leaves
 from lavajax.sharding import check_processes
 from lavajax.types import PyTree
@@ -132,6 +133,10 @@ class Peers:
             raise ValueError(f"the processes could not be joined: {error}; {_MUST}") from None
         self.number = jax.process_index()
         self.on_loss("start all of them again")
+        if jax.default_backend() == "gpu" and not threads.CACHE_NAMED:
+            # What process 0 has on a disk of its own, the others compile; there XLA waits for the
+            # share of process 0 in its autotuning, which never comes.
+            jax.config.update("jax_enable_compilation_cache", False)
         try:
             check_processes()
         except ValueError:  # on all of them

@@ -27,6 +27,9 @@ def cache_folder() -> Path | None:
         return None
 
 
+CACHE_NAMED = "JAX_COMPILATION_CACHE_DIR" in os.environ
+"""Whether the user has said where compiled programs are kept."""
+
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 if (_folder := cache_folder()) is not None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_folder / "xla"))

@@ -12,6 +12,7 @@ import pytest
 from jax.experimental import multihost_utils
 from orbax.checkpoint import multihost
 
+import threads
 from lavajax.sharding import check_processes
 from peers import HEARTBEAT_SECONDS, Machines, Peers, split
 
@@ -69,6 +70,25 @@ def test_a_cluster_is_asked_only_where_that_is_wanted(monkeypatch, line, detecti
     assert told["cluster_detection_method"] == detection
 
 
+@pytest.mark.parametrize(
+    ("backend", "named", "kept"),
+    [("gpu", False, False), ("gpu", True, True), ("cpu", False, True)],
+)
+def test_processes_on_gpus_keep_compiled_programs_only_where_all_can_see_them(
+    monkeypatch, backend, named, kept
+):
+    """XLA on GPUs would wait for autotuning by a process that has found the program."""
+    settings = {"jax_enable_compilation_cache": True}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
+    monkeypatch.setattr(jax.distributed, "shutdown", lambda: None)
+    monkeypatch.setattr(multihost, "get_barrier_sync_fn", lambda: lambda **_: None)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax.config, "update", settings.__setitem__)
+    monkeypatch.setattr(threads, "CACHE_NAMED", named)
+    Peers(Machines("host:12", 2, 0)).leave()
+    assert settings == {"jax_enable_compilation_cache": kept}
+
+
 def test_devices_wait_for_each_other_only_when_all_processes_are_there(monkeypatch):
     """What one of them does alone, reading data or writing a file, may take long."""
     happened = []
@@ -104,8 +124,6 @@ def test_processes_of_different_numbers_of_devices_are_refused(monkeypatch):
 
 def test_the_cache_of_compiled_programs_follows_the_users_variables(monkeypatch):
     """Set before JAX starts, and never over JAX's own variable."""
-    import threads
-
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert threads.cache_folder() == Path("/caches/lavajax")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -39,7 +40,9 @@ STEPS = MOST_DRAWN
 def interleaved(
     runs: Mapping[Name, Callable[[], Any]], *, repeats: int, calls: int = 1, pause: float = 0.0
 ) -> dict[Name, float]:
-    """Median seconds of one call of each, all warmed up, taking turns.
+    """Median seconds of one call of each, all warmed up, taking turns in a new order each time.
+
+    What runs before leaves a cache to what runs after: not always to the same one.
 
     Args:
         runs: what to time, by name; a JAX result is waited for.
@@ -50,12 +53,14 @@ def interleaved(
     for run in runs.values():
         jax.block_until_ready(run())
     times: dict[Name, list[float]] = {name: [] for name in runs}
+    order, shuffle = list(runs), random.Random(0).shuffle
     for _ in range(repeats):
-        for name, run in runs.items():
+        shuffle(order)
+        for name in order:
             time.sleep(pause)
             begun = time.perf_counter()
             for _ in range(calls):  # each is waited for: calls in a queue would overlap
-                jax.block_until_ready(run())
+                jax.block_until_ready(runs[name]())
             times[name].append((time.perf_counter() - begun) / calls)
     return {name: statistics.median(values) for name, values in times.items()}
 

@@ -10,6 +10,8 @@ largest of 50 predictions, relative to the largest prediction or target.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import measuring
 
@@ -18,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import figures
 import lavajax
 from lavajax.methods.on_features import Given
 from lavajax.types import Array
@@ -36,6 +39,12 @@ SETTINGS: list[tuple[str, lavajax.Lava, str]] = [
         "float32",
     ),
 ]
+COLOURS = {
+    "Lava()": figures.VERMILION,
+    "lava_converged()": figures.BLUE,
+    "lava_bayesian()": figures.GREEN,
+    "lava_bayesian(epsilon_floor=1e-4)": figures.ORANGE,
+}
 
 
 def features(number: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -68,8 +77,26 @@ def _predict(
     return method.predict(params, method.adapt(params, lavajax.Points(x, y)), at).mean
 
 
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Error against N, a panel for each scale and a line for each setting."""
+    plt = figures.pyplot()
+    figure, axes = plt.subplots(1, len(SCALES), figsize=(9, 3), sharey=True, layout="constrained")
+    for index, (axis, scale) in enumerate(zip(axes, SCALES, strict=True)):
+        for name, _, stored in SETTINGS:
+            here = [row for row in rows if (row["setting"], row["stored"]) == (name, stored)]
+            numbers, errors = [row["N"] for row in here], [row["errors"][index] for row in here]
+            dashes = "-" if stored == "float32" else "--"
+            label = name if stored == "float32" else f"{name}, {stored}"
+            axis.plot(numbers, errors, "o", ls=dashes, color=COLOURS[name], ms=4, label=label)
+        axis.set(xscale="log", yscale="log", xlabel="N", title=f"scale {scale:g}")
+    axes[0].set_ylabel("error in float32, relative")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=7)
+    figures.save(figure, path)
+
+
 def main() -> None:
-    """Prints the table, as Markdown, and writes the numbers."""
+    """Prints the table, as Markdown, and writes the numbers and the figure."""
     args = measuring.options(__doc__).parse_args()
     rows = []
     print("| setting | stored in | N | " + " | ".join(f"scale {s:g}" for s in SCALES) + " |")
@@ -80,7 +107,8 @@ def main() -> None:
             rows.append({"setting": name, "stored": stored, "N": number, "errors": errors})
             cells = " | ".join(f"{e:.0e}" for e in errors)
             print(f"| `{name}` | {stored} | {number} | {cells} |", flush=True)
-    measuring.write_results("numerics", {"scales": SCALES, "rows": rows}, args.out)
+    path = measuring.write_results("numerics", {"scales": SCALES, "rows": rows}, args.out)
+    draw(rows, path.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import jax
 import lavajax
 from lavajax import points
 from lavajax.methods.base import Method, check_parts, init_network, predict_mean, prior_of
+from lavajax.methods.on_features import on_features
 from lavajax.methods.task_loss import loss_at
 from lavajax.models.base import Model
 from lavajax.outer import gradient_step, no_memory
@@ -63,8 +64,9 @@ class Supervised:
     ) -> jax.Array:
         """The mean loss of all N + M points."""
         del key
+        method, params, task = on_features(self, params, task)  # in one pass, as a head's methods
         every = points.concatenate(task.support, task.query)
-        return loss_at(self, params, prior_of(self, params), every)
+        return loss_at(method, params, prior_of(method, params), every)
 
     predict = predict_mean
     memory = no_memory

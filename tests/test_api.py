@@ -202,6 +202,21 @@ def test_what_is_not_points_is_refused(support):
     refused(rf"support must be Points.*\(x, y\), got {type(support).__name__}", support)
 
 
+def test_memory_of_the_users_may_be_written_to_after_a_call():
+    """JAX on a CPU takes memory that begins at a multiple of 64 bytes as it is, and reads it later."""
+    adapted = lj.adapt(PARAMS, SUPPORT)
+    size = 100_000
+    memory = np.ones(size + 16, np.float32)
+    first = -memory.ctypes.data // memory.itemsize % 16
+    x = memory[first : first + size, None]
+    expected = np.asarray(lj.predict(PARAMS, adapted, x).mean)
+    for _ in range(5):
+        found = lj.predict(PARAMS, adapted, x)
+        x[:] = np.nan
+        assert np.array_equal(found.mean, expected)
+        x[:] = 1.0
+
+
 def test_masked_arrays_are_refused():
     """What is behind a mask would count."""
     x, y = (np.ma.array(a, mask=np.arange(N)[:, None] == 1) for a in (SUPPORT.x, SUPPORT.y))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from lavajax import validate
 from lavajax.arguments import (
@@ -131,7 +132,7 @@ def diagnose(params: MetaParams, support: Points | tuple[Any, Any] | Any) -> Any
     support = check_points(params, support)
     if support.x.shape[0] == 0:
         raise ValueError("support must have a point to diagnose, got none")
-    return method.diagnose(params.standardised, support)
+    return method.diagnose(params.standardised, jax.tree.map(jnp.asarray, support))
 
 
 # Without units, which are no concern of the compiled functions: one for all data of a shape.

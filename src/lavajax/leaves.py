@@ -12,7 +12,7 @@ from lavajax.types import PyTree
 
 
 def named(tree: PyTree, prefix: str = "") -> dict[str, Any]:
-    """The leaves by name, such as ``learned/weights/0/w``, in the order of the tree.
+    """The leaves by name, such as ``learned/weights/0/weight``, in the order of the tree.
 
     Raises:
         ValueError: two leaves would have one name.

@@ -3,12 +3,15 @@
     python benchmarks/calls.py [--quick] [--out FOLDER]
 
 A call is compared with an empty one, compiled and of the same signature: what handing over the
-parameters and points costs by itself. An import is compared with that of JAX, Flax and optax in a
-process of its own, in CPU time, which other work on the machine disturbs least.
+parameters and points costs by itself. JAX runs an empty call at once, and on a CPU leaves others to
+a thread, unless it is told not to: in a process that does, all are timed once more. An import is
+compared with that of JAX, Flax and optax in a process of its own, in CPU time, which other work on
+the machine disturbs least.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import subprocess
 import sys
@@ -27,24 +30,30 @@ from ratios import Ratio, publish
 
 TARGETS = {"adapt": 5.0, "on-line": 10.0, "import": 1.15}
 PARTS = "import jax, flax.linen, optax"
+AT_ONCE = "--at-once"
 
 
 def main() -> int:
     """Measures, prints the table and writes the results."""
-    args = measuring.options(__doc__).parse_args()
+    parser = measuring.options(__doc__)
+    parser.add_argument(
+        AT_ONCE, action="store_true", help="no more than the calls, without that thread, as JSON"
+    )
+    args = parser.parse_args()
     repeats, imports = (2, 1) if args.quick else (40, 9)
+    if args.at_once:
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        print(json.dumps(measure(repeats)))
+        return 0
     rows, microseconds = [], {}
-    for what, seconds in (
-        ("adapt", adapt(repeats, calls=50)),
-        ("on-line", online(repeats, calls=50)),
-    ):
-        empty = seconds.pop("empty")
-        microseconds[what] = {name: 1e6 * s for name, s in seconds.items()} | {"empty": 1e6 * empty}
-        rows += [
-            Ratio(name, "empty jitted call", "N=10" if what == "adapt" else "P=65", s / empty, most)
-            for name, s in seconds.items()
-            for most in (TARGETS[what] if name in TIMED else None,)
-        ]
+    for beside, times in (("", measure(repeats)), (", at once", _measured_at_once(args.quick))):
+        for what, seconds in times.items():
+            microseconds[what + beside] = {name: 1e6 * s for name, s in seconds.items()}
+            empty = seconds.pop("empty")
+            at = ("N=10" if what == "adapt" else "P=65") + beside
+            for name, s in seconds.items():
+                most = TARGETS[what] if name in TIMED and not beside else None
+                rows.append(Ratio(name, "empty jitted call", at, s / empty, most))
     library, parts = import_seconds(("import lavajax", PARTS), imports)
     rows.append(Ratio("import lavajax", PARTS, "CPU time", library / parts, TARGETS["import"]))
     data: dict[str, Any] = {"microseconds": microseconds, "import_seconds": [library, parts]}
@@ -53,6 +62,18 @@ def main() -> int:
 
 
 TIMED = ("jax.jit(lavajax.adapt)", "jax.jit of update and estimate, 1 point")
+
+
+def measure(repeats: int) -> dict[str, dict[str, float]]:
+    """The calls of both kinds in this process."""
+    return {"adapt": adapt(repeats, calls=50), "on-line": online(repeats, calls=50)}
+
+
+def _measured_at_once(quick: bool) -> dict[str, dict[str, float]]:
+    """``measure`` without that thread, in a process of its own: JAX is told before it starts."""
+    command = [sys.executable, __file__, AT_ONCE, *(["--quick"] if quick else [])]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def adapt(repeats: int, calls: int, model: lavajax.Model | None = None) -> dict[str, float]:

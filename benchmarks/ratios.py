@@ -66,7 +66,7 @@ def draw(rows: Sequence[Ratio], path: Path) -> None:
     axis.xaxis.set_minor_formatter("{x:g}")
     axis.tick_params(axis="x", which="both", labelsize=7)
     axis.set_yticks(range(len(rows)), [f"{r.what} / {r.against}, {r.at}" for r in rows], fontsize=7)
-    axis.invert_yaxis()
+    axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set_xlabel("ratio; the bar is the most that it should be, a diamond is above it")
     figures.save(figure, path)
 

@@ -70,7 +70,7 @@ def prepare(data: Path, folder: Path) -> int:
     begun = time.perf_counter()
     lavajax.AirQuality(str(data)).load(folder)
     seconds = time.perf_counter() - begun
-    print("\n", seconds, measuring.peak_bytes() / 2**20)
+    print("\n", seconds, measuring.peak_bytes() / 1e6)
     return 0
 
 

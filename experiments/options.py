@@ -109,8 +109,9 @@ class Choice:
         loss: of real targets, the squared error where not given: direction where targets are
             vectors of length 1, huber where there are outliers, gaussian to predict their variance
             too; of classes it is their cross-entropy, and no choice.
-        conditioned: let the inputs of the method carry what the support says where they lie, so
-            that a head is no longer linear in its targets; for vectors of inputs and real targets.
+        conditioned: give the method with every input a summary of the support, as seen from there,
+            so that a head is no longer linear in its targets; for vectors of inputs and real
+            targets.
     """
 
     resume: Path | None = None

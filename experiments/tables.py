@@ -254,7 +254,7 @@ class Table:
                     f"other rows {told(self._best(others), best)}"
                 )
             if parts and lost:
-                parts.append(f"left out, for seeds that are lost: {' and '.join(lost)}")
+                parts.append(f"left out, for seeds that are lost: {in_a_row(lost)}")
             if parts and (chosen := [name for name in there if name in by_hand]):
                 parts.append(f"left out, as chosen by hand: {' and '.join(chosen)}")
             if parts:
@@ -335,7 +335,7 @@ class Table:
     def given_up(self) -> str:
         """The cells whose first choice diverged in training."""
         cells = [
-            f"{name} at {column} ({'; '.join(result['given_up'])})"
+            f"{name} at {column} ({' and '.join(map(_plain, result['given_up']))})"
             for (name, column), result in self.found.items()
             if result.get("given_up")
         ]
@@ -343,8 +343,7 @@ class Table:
             return ""
         return (
             "Where a seed diverged in training, the next best candidate took the place of: "
-            + ", ".join(cells)
-            + "."
+            f"{in_a_row(cells)}."
         )
 
     def at_the_edge(self) -> str:
@@ -361,7 +360,7 @@ class Table:
                 and self.found[row.name, column]["chosen"]["inner_steps"] == most
             ]
             if most > 1 and columns:
-                ends.append(f"{row.name} at {', '.join(columns)} (S = {most})")
+                ends.append(f"{row.name} at {in_a_row(columns, ' and ')} (S = {most})")
         if not ends:
             return ""
         return "The most inner steps of the grid were chosen for " + "; ".join(ends) + "."
@@ -409,6 +408,16 @@ def process_note(test_tasks: int) -> str:
         f", and which is scored on {TEST_TASKS:,} of the test tasks: its error there, relative to "
         "that of linear interpolation, stands for all"
     )
+
+
+def in_a_row(names: Sequence[str], apart: str = "; ") -> str:
+    """Names with commas between them, or with ``apart`` where one has a comma itself."""
+    return (apart if any("," in name for name in names) else ", ").join(names)
+
+
+def _plain(label: str) -> str:
+    """A candidate's label without the inner steps of a method that has none."""
+    return label.removeprefix("S=None, ")
 
 
 def listed(values: Sequence[float]) -> str:

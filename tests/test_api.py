@@ -203,7 +203,7 @@ def test_what_is_not_points_is_refused(support):
 
 
 def test_memory_of_the_users_may_be_written_to_after_a_call():
-    """JAX on a CPU takes memory that begins at a multiple of 64 bytes as it is, and reads it later."""
+    """JAX on a CPU takes memory aligned to 64 bytes as it is, and reads it later."""
     adapted = lj.adapt(PARAMS, SUPPORT)
     size = 100_000
     memory = np.ones(size + 16, np.float32)

@@ -30,13 +30,16 @@ def test_readme_code_runs_as_written_and_adapts(tmp_path, monkeypatch):
     assert names["score"].mean < 1.0
 
 
-def test_guide_runs_as_written_and_adapts():
+def test_guide_runs_as_written_and_adapts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names: dict = {}
     for block in blocks("docs/guide.md", "python"):
         exec(compile(block, "guide.md", "exec", dont_inherit=True), names)
     prediction, task, waves = names["prediction"], names["task"], names["waves"]
     assert prediction.variance.shape == task.query.y.shape
     assert names["many"].block.shape[0] == 100
+    whole, again = names["whole"].params.learned, names["again"].params.learned
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, whole, again))
     zero = lavajax.score(lambda task, key: jnp.mean(task.query.y**2), waves, num_tasks=200).mean()
     assert names["score"].mean < 0.5 * zero
 

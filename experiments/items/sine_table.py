@@ -59,7 +59,8 @@ What is behind the numbers:
   `LAVA, Bayesian, firm` is to be held against.
 - **At N = 1** there is nothing to weigh: one-step LAVA is one-step ANIL. The table's ANIL takes 8
   steps; converged LAVA, whose one point is fitted to the end, equals it. Methods that need not pass
-  through the point come closer to the best that is possible: hypernetwork, CNP, and contexts.
+  through the point come closer to the best that is possible: TNP-D reaches it, then come the
+  hypernetwork, the CNPs, and contexts.
 - **A context of 4 numbers** holds less of a task than a head of 65. LAVA in a context is better
   than CAVIA at N = 2 and worse at N = 10 and 20, where CAVIA can take 8 steps.
 - **Inner steps** are what separates most baselines from the paper's. With a single one, from N = 2

@@ -241,6 +241,8 @@ def test_a_real_point_that_is_not_finite_is_refused_and_propagates_under_jit(fie
     refused(rf"support\.{field} must be finite.*at point 2", support)
     masked = dataclasses.replace(support, mask=jnp.array([False, True, True, True]))
     refused(rf"support\.{field} must be finite.*at point 2", masked)
+    low = dataclasses.replace(support, **{field: values.astype(jnp.bfloat16)})
+    refused(rf"support\.{field} must be finite in bfloat16.*at point 2", low)
     block = jax.jit(lambda s: lj.adapt(PARAMS, s).block)(support)
     assert not np.all(np.isfinite(block))
 
@@ -292,6 +294,11 @@ def test_a_diagnosis_takes_what_adapt_takes():
     assert found.hessians.shape[0] == N
     with pytest.raises(ValueError, match="support must have a point to diagnose"):
         lj.diagnose(PARAMS, (SUPPORT.x[:0], SUPPORT.y[:0]))
+    with pytest.raises(ValueError, match="support must have a point to diagnose"):
+        lj.diagnose(PARAMS, dataclasses.replace(SUPPORT, mask=np.zeros(N, bool)))
+    wide = lj.Lava(lj.MLP(hidden=(64,)), subspace=lj.Full())
+    with pytest.raises(ValueError, match="support must have few enough points for their Hessians"):
+        lj.diagnose(make_params(wide, SUPPORT), make_points(20))
     with pytest.raises(ValueError, match=r"params must be of Lava or IMaml.*Ridge"):
         lj.diagnose(make_params(lj.Ridge(RELU), SUPPORT), SUPPORT)
 

@@ -61,6 +61,24 @@ for method in methods:
     mapped = jax.pmap(step, axis_name="tasks")(copies, split(tasks), keys.reshape(4, 2))
     print("pmap", distance(jax.tree.map(lambda leaf: leaf[0], mapped.params), one))
     print("moved", distance(state.params, one))
+
+at = jnp.linspace(-1.0, 1.0, 3)[:, None]
+for method in (
+    lavajax.IMaml(model=model, subspace=context, solver="gradient"),
+    lavajax.lava_bayesian(model=model, subspace=context),
+    lavajax.lava_bayesian(model=model, subspace=full),
+):
+    params = init_state(method, source, tx, jax.random.key(0)).params
+
+    def predict(params, tasks):
+        def one(support):
+            return lavajax.predict(params, lavajax.adapt(params, support), at)
+        return jax.vmap(one)(tasks.support)
+
+    apart = jax.jit(jax.shard_map(
+        predict, mesh=mesh, in_specs=(P(), P("tasks")), out_specs=P("tasks")
+    ))(params, tasks)
+    print("predict", distance(apart, predict(params, tasks)))
 """
 
 
@@ -68,8 +86,9 @@ for method in methods:
 def test_adaptation_and_outer_step_agree_with_one_device():
     """Inside a user's ``shard_map`` an inner gradient must not be summed over the devices.
 
-    One step of SGD, in float64: Adam would hide a meta-gradient of the wrong scale. All methods
-    are in ``slow/every_method_on_devices.py``.
+    One step of SGD, in float64: Adam would hide a meta-gradient of the wrong scale. Then methods
+    whose loops or linearisations begin at a constant. All of them are in
+    ``slow/every_method_on_devices.py``.
     """
     flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
     done = subprocess.run(
@@ -83,7 +102,7 @@ def test_adaptation_and_outer_step_agree_with_one_device():
     )
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 3 * 4
+    assert len(lines) == 3 * 4 + 3
     for kind, value in lines:
         if kind == "moved":
             assert float(value) > 1e-3

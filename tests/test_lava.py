@@ -324,6 +324,22 @@ def test_flat_curvature_is_the_average_for_one_step_only(x64, name):
         check(*(adapt(with_method(params, m), support) for m in (flat_lava, plain)))
 
 
+def test_the_epsilon_of_each_points_own_map_is_learned_under_flat_curvature_too(x64):
+    """Where points are weighed alike, it damps what each moves by."""
+    support = make_points(4, 2)
+    method = lj.Lava(RELU, inner_steps="map", curvature="flat", learn_epsilon=True)
+    params = make_params(method, support)
+
+    def loss(learned):
+        task = lj.Task(support, make_points(5, 2, seed=3))
+        return method.loss(params.replace_learned(learned), task, None)
+
+    gradient = jax.grad(loss)(params.learned)["log_epsilon"]
+    assert abs(float(gradient)) > 1e-4
+    with pytest.raises(ValueError, match="epsilon has no effect with curvature='flat'"):
+        dataclasses.replace(method, inner_steps=1)
+
+
 def test_equal_norms_and_a_matching_rate_are_ridge_regression(x64):
     """LAVA-5: alpha (c s + eps) = 1 makes the pseudo-targets the labels."""
     c, epsilon = 2 / 3, 0.2

@@ -349,6 +349,35 @@ def test_tasks_without_a_finite_estimate_are_counted():
     assert lavajax.Evaluation("mse", np.ones(3)).not_finite == 0
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Unscored:
+    """Tasks of which every other one has no real query point, or all have none."""
+
+    queries: int
+
+    def sample(self, key, split="train"):
+        task = lavajax.Sine(shots=3, queries=2).sample(key, split)
+        real = jnp.broadcast_to(jax.random.bernoulli(key), (2,))
+        query = dataclasses.replace(task.query, mask=real)
+        return Task(task.support, jax.tree.map(lambda leaf: leaf[: self.queries], query))
+
+
+def test_a_task_without_a_query_is_no_perfect_score():
+    params = METHOD.init(jax.random.key(0), *example())
+    found = lavajax.evaluate(params, Unscored(2), num_tasks=20)
+    queries = [
+        Unscored(2).sample(jax.random.split(key)[0], "test").query.mask.any()
+        for key in task_keys(0, 20)
+    ]
+    np.testing.assert_array_equal(np.isfinite(found.values), queries)
+    assert 0 < found.not_finite < 20
+    with pytest.raises(ValueError, match="a query of at least one point to be scored"):
+        lavajax.evaluate(params, Unscored(0), num_tasks=2)
+    with pytest.warns(UserWarning, match=r"training is dead.*and the tasks have a query"):
+        lavajax.train(METHOD, Unscored(0), steps=2, meta_batch=2)
+
+
 @dataclasses.dataclass(frozen=True)
 class Unlike:
     """Tasks whose query, or a mask, does not go with the support."""

@@ -67,6 +67,8 @@ def test_no_gradient_is_dead_unless_there_is_nothing_to_learn():
     (text,) = look(watch, 10, 20, chunk(4.0, 0.0))
     assert text.startswith("training is dead: the gradient is exactly 0 in all steps from 10 to 20")
     assert look(Watch(np.array(4.0)), 0, 10, chunk(0.0, 0.0)) == []
+    (text,) = look(Watch(np.array(0.0)), 0, 10, chunk(0.0, 0.0))
+    assert "the tasks have a query" in text
     assert look(Watch(np.array(4.0)), 0, 10, {"loss": np.array(4.0)}) == []  # a user's own method
 
 

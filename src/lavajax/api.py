@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lavajax import validate
 from lavajax.arguments import (
@@ -63,7 +64,9 @@ def predict(params: MetaParams, adapted: Adapted, x: Any) -> Prediction:
         params: the meta-parameters given to ``adapt``.
         adapted: what ``adapt`` returned.
         x: inputs ``[M, ...]``, M >= 0, NumPy or JAX; or a DataFrame with the named columns, see
-            ``adapt``. Where an array is NaN, so is the prediction; of a table it is refused.
+            ``adapt``. Where an array is NaN, so is the prediction; of a table it is refused. All
+            are computed at once: error bars of n adapted weights take M k n numbers, kernels of
+            ``Dkt`` M N D. Call it for parts of many.
 
     Returns:
         ``Prediction`` with ``mean`` ``[M, k]`` in the units of the targets, or class
@@ -117,20 +120,22 @@ def diagnose(params: MetaParams, support: Points | tuple[Any, Any] | Any) -> Any
 
     Args:
         params: meta-parameters.
-        support: at least one point, as for ``adapt``.
+        support: at least one real point, as for ``adapt``; for ``Lava``, whose Hessians are written
+            out, no more than 2^28 numbers of them.
 
     Returns:
         ``LavaDiagnostics`` or ``IMamlDiagnostics``.
 
     Raises:
-        ValueError: as ``adapt`` does; the method has no diagnosis, or there is no point.
+        ValueError: as ``adapt`` does; the method has no diagnosis, there is no point, or too many.
     """
     check_params(params)
     method: Any = params.method
     if not hasattr(method, "diagnose"):
         raise ValueError(f"params must be of Lava or IMaml, which have a diagnosis, got {method!r}")
     support = check_points(params, support)
-    if support.x.shape[0] == 0:
+    masked = support.mask is not None and not isinstance(support.mask, jax.core.Tracer)
+    if support.x.shape[0] == 0 or (masked and not np.any(support.mask)):
         raise ValueError("support must have a point to diagnose, got none")
     return method.diagnose(params.standardised, jax.tree.map(jnp.asarray, support))
 

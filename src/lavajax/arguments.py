@@ -113,7 +113,7 @@ def _check_values(params: MetaParams, x: Array, y: Array, mask: Array | None) ->
         return
     real = np.ones(x.shape[0], bool) if mask is None else np.asarray(mask)
     for name, values in (("support.x", np.asarray(x)[real]), ("support.y", np.asarray(y)[real])):
-        if np.issubdtype(values.dtype, np.inexact):
+        if jnp.issubdtype(values.dtype, jnp.inexact):  # NumPy does not know bfloat16 as such
             finite = np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
             if not finite.all():
                 index = int(np.flatnonzero(real)[np.argmin(finite)])

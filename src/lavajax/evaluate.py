@@ -29,7 +29,8 @@ class Evaluation:
 
     Attributes:
         metric: the name of the metric, such as ``mse``.
-        values: the metric of each task, averaged over its query points, ``[tasks]``.
+        values: the metric of each task, averaged over its query points, ``[tasks]``; NaN, and so
+            are all other scores, of a task none of whose query points is real.
         nll: the negative log density of the query targets under a Gaussian with the predicted mean
             and variance (epistemic and noise together), in nats, averaged over points and outputs,
             ``[tasks]``; None for methods that do not predict the noise of observations.
@@ -107,7 +108,8 @@ def evaluate(
     Raises:
         ValueError: ``num_tasks`` is below 2 or ``batch`` below 1, or ``seed`` not from 0 to
             2^32 - 1; there is no such split; params are not those of one seed; the tasks are no
-            source, or their points are not like those in training, or in other units.
+            source, their query has no points, or their points are not like those in training, or
+            in other units.
     """
     check_params(params)
     check_source(tasks)
@@ -128,6 +130,8 @@ def _example(tasks: TaskSource, split: Split) -> Task:
 def _check_fit(params: MetaParams, example: Task, units: Units | None) -> None:
     """Requires tasks of points like those that the parameters were made for."""
     query = check_task(example).query
+    if query.x.shape[0] == 0:
+        raise ValueError("tasks must sample a query of at least one point to be scored, got none")
     found, spec = (query.x.shape[1:], query.y.shape[1:]), params.spec
     check_batch(params, query.x, query.x.shape[0], "the query of tasks")
     if found != (spec.x_shape, spec.y_shape):
@@ -243,4 +247,5 @@ def task_scores(params: MetaParams, task: Task, key: Array | None = None) -> dic
             add("nll", gaussian.negative_log_density(prediction.mean, variance, y))
             add("crps", gaussian.crps(prediction.mean, variance, y))
             add("sharpness", jnp.sqrt(variance))
-    return scores
+    some = points.any_real(query)  # a mean over no points is 0, which would be a perfect score
+    return {name: jnp.where(some, score, jnp.nan) for name, score in scores.items()}

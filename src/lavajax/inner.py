@@ -153,6 +153,8 @@ def conjugate_gradients(
         direction_new = residual + (new / size) * direction
         return x + rate * direction, residual, direction_new, new, number + 1, curvature > 0
 
-    start = (jnp.zeros_like(b), b, b, jnp.sum(b**2), jnp.zeros((), int), jnp.ones((), bool))
+    # Varying over devices as b does.
+    definite = jnp.ones_like(largest, bool)
+    start = (jnp.zeros_like(b), b, b, jnp.sum(b**2), jnp.zeros((), int), definite)
     x, *_, definite = lax.while_loop(goes_on, step, start)
     return jnp.where(definite, scale * x, jnp.nan)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -13,7 +15,7 @@ def weights(points: Points, dtype: jnp.dtype | type = float) -> Array:
     """``[N]`` ones, zeros at padding."""
     dtype = jnp.result_type(dtype)
     mask = jnp.ones(points.x.shape[0], bool) if points.mask is None else points.mask.astype(bool)
-    return mask.astype(dtype) + varying_zero(points).astype(dtype)
+    return mask.astype(dtype) + varying_zero(points.y).astype(dtype)
 
 
 def count(points: Points, dtype: jnp.dtype | type = float) -> Array:
@@ -56,14 +58,15 @@ def concatenate(first: Points, second: Points) -> Points:
     return Points(x, y, jnp.concatenate([mask.astype(bool) for mask in masks]))
 
 
-def varying_zero(points: Points) -> Array:
-    """0, but varying over devices wherever the points are.
+def varying_zero(*arrays: Array) -> Array:
+    """0, but varying over devices wherever one of the arrays does, such as the targets of points.
 
     In a user's ``shard_map`` the gradient in a replicated value is summed over all devices. Added
     to whatever an inner loop differentiates, this makes it each device's own. ``zeros_like`` varies
     as its argument does, and is a constant to the compiler, with which products with masks vanish.
     """
-    return jnp.zeros_like(points.y, dtype=float, shape=())
+    zeros = (jnp.zeros_like(array, dtype=float, shape=()) for array in arrays)
+    return functools.reduce(jnp.add, zeros)
 
 
 def mean_loss(loss: Loss, outputs: Array, points: Points) -> Array:

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from typing import Protocol, TypeGuard
+from typing import TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -23,19 +23,9 @@ from lavajax.models.base import Model, TappedModel
 from lavajax.types import Array, PyTree
 
 
-class Jacobian(Protocol):
-    """J = df/dblock at N points with k outputs each; rows of padding are 0."""
-
-    def gram(self) -> Array:
-        """J J^T as ``[N, k, N, k]``."""
-
-    def combine(self, u: Array) -> PyTree:
-        """J^T u for u ``[N, k]``, a block."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """A Jacobian held row by row.
+    """A Jacobian J = df/dblock at N points with k outputs each, row by row; 0 at padding.
 
     Attributes:
         rows: the block's pytree with leaves ``[N, k, ...]``.
@@ -44,11 +34,11 @@ class Rows:
     rows: PyTree
 
     def gram(self) -> Array:
-        """See ``Jacobian``."""
+        """J J^T as ``[N, k, N, k]``."""
         return self._products("nkw,mlw->nkml")
 
     def combine(self, u: Array) -> PyTree:
-        """See ``Jacobian``."""
+        """J^T u for u ``[N, k]``, a block."""
         return self._combinations("nk,nk...->...", u)
 
     def blocks(self) -> Array:
@@ -92,7 +82,7 @@ class LayerRows:
     signals: list[Array]
 
     def gram(self) -> Array:
-        """See ``Jacobian``."""
+        """J J^T as ``[N, k, N, k]``."""
         return self.products(self)
 
     def products(self, other: LayerRows) -> Array:
@@ -118,10 +108,6 @@ class LayerRows:
     def steps(self, u: Array) -> LayerSteps:
         """J_i^T u_i of each point, for u ``[N, k]``."""
         return LayerSteps(self.z, u, self.inputs, self.sent(u))
-
-    def combine(self, u: Array) -> PyTree:
-        """See ``Jacobian``."""
-        return combined([(self, u)])
 
     def sent(self, u: Array) -> list[Array]:
         """What u ``[N, k]`` sends back to the output of each layer, ``[N, out]``."""

@@ -148,7 +148,7 @@ def train(
         method: any method, such as ``Lava()``.
         tasks: source of tasks, such as ``Sine()``.
         steps: outer steps.
-        seed: seeds everything: initialisation and tasks.
+        seed: seeds everything: initialisation and tasks. A given ``state`` has its own.
         seeds: train the runs of ``seed``, ``seed + 1``, ... together, under one vmap. Each is the
             run of that seed alone, but for rounding. None: one run, without a leading axis.
         meta_batch: tasks per outer step, B.

@@ -126,7 +126,7 @@ class Prediction:
     Attributes:
         mean: ``[M, k]``, in the units of the targets; class probabilities for classification.
         epistemic: ``[M, k]`` variance of the mean due to what the support left open, or None.
-        noise: ``[M, k]`` variance of the observations around the mean, or None.
+        noise: ``[M, k]`` variance of the observations around the mean (aleatoric), or None.
     """
 
     mean: Array

@@ -33,7 +33,8 @@ class Watch:
         A run explodes where the mean loss of two chunks, one after the other, is above ``GROWTH``
         times (1 + the size of the first): a single chunk may have had one bad task, and leaves
         the run ``in_doubt``. It is dead where the gradient, or that of one of the backbone's
-        layers, was exactly 0 in every step of the chunk, and the loss was not.
+        layers, was exactly 0 in every step of the chunk, and the loss was not; or was from the
+        first step on, as where there is nothing to score.
 
         Args:
             start: the step before the chunk.
@@ -46,7 +47,7 @@ class Watch:
         with np.errstate(invalid="ignore"):  # what is not finite is not looked at here
             above = np.isfinite(loss) & (loss > GROWTH * (1 + np.abs(self._first)))
             dead, layer = (
-                (metrics.get(name, np.ones(loss.shape)) == 0) & (loss != 0)
+                (metrics.get(name, np.ones(loss.shape)) == 0) & ((loss != 0) | (self._first == 0))
                 for name in ("grad_norm", "layer_grad_norm")
             )
         found = {"explodes": above & self._above, "dead": dead, "dead layer": layer & ~dead}
@@ -77,5 +78,5 @@ class Watch:
             f"training{who} is dead: the gradient is exactly 0 in all steps from {start} to "
             f"{stop}, and the loss {value:.3g}, so that nothing is learned; inputs of another "
             "scale, or another seed, may wake units that are never active, and the loss must "
-            "depend on what is learned"
+            "depend on what is learned, and the tasks have a query"
         )

@@ -3,8 +3,10 @@
     python tests/slow/every_method_on_devices.py [--devices 8] [--meta-batch 10] [--only lava maml]
 
 One step of SGD, in float64: Adam would hide a gradient of the wrong scale. With 10 tasks on 8
-devices, two to each, three devices have nothing that counts. Both through ``lavajax.train``, which
-uses ``shard_map``, and with the same steps under ``pmap``.
+devices, two to each, three devices have nothing that counts. Through ``lavajax.train``, which uses
+``shard_map``; with the same steps under ``pmap``; and in a user's own ``shard_map``, which looks at
+what varies over devices, a task to each: the gradient in parameters of the device's own, and
+predictions by parameters that all devices share.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
+from jax.sharding import Mesh, PartitionSpec  # noqa: E402
 
 import lavajax  # noqa: E402
 from gpu_check import METHODS, distance  # noqa: E402
@@ -84,6 +87,41 @@ def compare(method: Any) -> dict[str, float]:
     return {
         "shard_map": distance(sharded, one),
         "pmap": max(distance(gradient(start, state), one) for state in each),
+        **compare_own(method, start.params),
+    }
+
+
+def compare_own(method: Any, params: Any) -> dict[str, float]:
+    """The same of a user's own ``shard_map``, against ``vmap``."""
+    keys = jax.random.split(jax.random.key(4), args.devices)
+    tasks = jax.vmap(SINE.sample)(keys)
+
+    def slope(learned: Any, task: Any, key: Any) -> Any:
+        return jax.grad(lambda own: method.loss(params.replace_learned(own), task, key))(learned)
+
+    def predict(params: Any, task: Any, key: Any) -> Any:
+        adapted = lavajax.adapt(params, task.support, key=key)
+        return lavajax.predict(params, adapted, task.query.x)
+
+    def apart(fn: Any, shared: Any, *, vary: bool) -> Any:
+        def one(shared: Any, task: Any, key: Any) -> Any:
+            if vary:
+                shared = jax.tree.map(lambda v: jax.lax.pcast(v, AXIS, to="varying"), shared)
+            task, key = jax.tree.map(lambda v: v[0], (task, key))
+            return jax.tree.map(lambda v: v[None], fn(shared, task, key))
+
+        mesh, of_each = Mesh(np.array(jax.devices()), (AXIS,)), PartitionSpec(AXIS)
+        specs = (PartitionSpec(), of_each, of_each)
+        sharded = jax.shard_map(one, mesh=mesh, in_specs=specs, out_specs=of_each)
+        return jax.jit(sharded)(shared, tasks, keys)
+
+    def whole(fn: Any, shared: Any) -> Any:
+        return jax.vmap(fn, in_axes=(None, 0, 0))(shared, tasks, keys)
+
+    learned = params.learned
+    return {
+        "own gradient": distance(apart(slope, learned, vary=True), whole(slope, learned)),
+        "own prediction": distance(apart(predict, params, vary=False), whole(predict, params)),
     }
 
 

@@ -68,7 +68,11 @@ class Method(Protocol):
         """Predicts at x ``[M, ...]``; ``mask`` ``[M]`` is for backbones that couple points."""
 
     def loss(self, params: MetaParams, task: Task, key: Array) -> Array:
-        """What the outer loop minimises, for one task; a scalar."""
+        """What the outer loop minimises, for one task; a scalar.
+
+        To be differentiated in reverse mode, or forward over reverse: a head's has no forward mode
+        by itself.
+        """
 
     def memory(self, params: MetaParams) -> PyTree:
         """What ``step`` carries between steps, at the start of training."""
@@ -241,7 +245,7 @@ def bind_support(
 
 def inner_start(block: PyTree, support: Points) -> PyTree:
     """A block as an inner loop starts from it: float32 or better, and varying with the support."""
-    zero = points.varying_zero(support)
+    zero = points.varying_zero(support.y)
     return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), linalg.lift(block))
 
 

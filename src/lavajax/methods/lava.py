@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from lavajax import linalg, tangent, validate
+from lavajax import linalg, points, tangent, validate
 from lavajax.curvature import jacobian, point_outputs
 from lavajax.losses import Loss, SquaredError, constant_curvature
 from lavajax.methods.base import (
@@ -144,10 +144,10 @@ class Lava:
                 f"as SquaredError(); got {self.point_loss!r}, which has no such minimum: give a "
                 "number of steps"
             )
-        if self.curvature == "flat" and self.learn_epsilon:
+        if self.curvature == "flat" and self.learn_epsilon and self.inner_steps != "map":
             raise ValueError(
-                "Lava.learn_epsilon=True needs curvature='ggn' or 'hessian': with curvature='flat' "
-                "epsilon has no effect, and there is nothing to learn"
+                "Lava.learn_epsilon=True needs curvature='ggn' or 'hessian', or inner_steps='map': "
+                "else epsilon has no effect with curvature='flat', and there is nothing to learn"
             )
         if self.solver in ("primal", "dual") and self.curvature != "ggn":
             raise ValueError(
@@ -268,7 +268,7 @@ class Lava:
         self, params: MetaParams, adapted: Adapted, x: Array, mask: Array | None
     ) -> tuple[Array, Array]:
         """The outputs at x ``[M, ...]``, ``[M, k]``, and their Jacobian, ``[M, k, n]``."""
-        ones = jnp.ones(x.shape[0])
+        ones = jnp.ones(x.shape[0]) + points.varying_zero(x, *jax.tree.leaves(adapted.block))
         if isinstance(self.subspace, Full) and tangent.is_tapped(self.model):
             fixed = params.fixed["backbone"]
             mean, layers = tangent.layer_rows(self.model, adapted.block, fixed, x, ones)

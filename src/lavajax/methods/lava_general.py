@@ -46,6 +46,9 @@ def adapt_general(method: Lava, params: MetaParams, support: Points, bound: Boun
     return method.outcome(params, block, curvature.rows() / jnp.sqrt(ridge), ridge)
 
 
+MOST_DIAGNOSED = 2**28  # a GiB in float32
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LavaDiagnostics:
@@ -72,9 +75,19 @@ def diagnose(method: Lava, params: MetaParams, support: Points) -> LavaDiagnosti
     Args:
         params: meta-parameters of this method.
         support: at least one point.
+
+    Raises:
+        ValueError: the Hessians would have more than ``MOST_DIAGNOSED`` numbers.
     """
     support, bound = bind_support(method, params, support)
     prior = bound.prior
+    number, size = support.x.shape[0], sum(leaf.size for leaf in jax.tree.leaves(prior))
+    if number * size**2 > MOST_DIAGNOSED:
+        raise ValueError(
+            f"support must have few enough points for their Hessians to be held, {MOST_DIAGNOSED} "
+            f"numbers in all, got {number} points, with {size} x {size} numbers each: diagnose a "
+            "smaller network, or fewer points"
+        )
     apart = PointLosses.of(method.point_loss, support, bound)
     steps, curvature = _fan(method, params, apart, prior)
     epsilon = method.epsilon_share(params, apart.mean_scale(curvature.traces()), apart.count)

@@ -242,7 +242,7 @@ class Huber:
 
         Not differentiable at delta, as the curvature is not; its gradient is 0 elsewhere.
         """
-        c = 2.0 / outputs.shape[-1] if self.reduction == "mean" else 2.0
+        c = SquaredError(self.reduction).constant_curvature(outputs.shape[-1])
         inside = jnp.abs(outputs - y) <= self.delta
         return jnp.diag(jnp.where(inside, math.sqrt(c), 0.0).astype(outputs.dtype))
 

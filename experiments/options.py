@@ -175,6 +175,8 @@ class RunOptions:
         seeds: number of seeds, trained together.
         seed: the first seed; it fixes everything.
         meta_batch: tasks in an outer step.
+        microbatch: tasks that a device computes at once, for a meta-batch that does not fit its
+            memory; all of its share where not given, on a CPU what its caches hold.
         optimizer: adam, with warm-up, cosine and clipping; or sgd, plain, at a constant rate.
         outer_rate: learning rate of the outer loop; for adam, its peak.
         warmup: outer steps of adam's warm-up; 1,000, or a tenth of a shorter run, where not given.
@@ -194,6 +196,7 @@ class RunOptions:
     seeds: int = 1
     seed: int = 0
     meta_batch: int = 10
+    microbatch: int | None = None
     optimizer: Literal["adam", "sgd"] = "adam"
     outer_rate: float = 5e-3
     warmup: int | None = None
@@ -219,6 +222,7 @@ class RunOptions:
         if not 0 <= self.max_skipped <= 1:
             raise ValueError(f"--max-skipped must be from 0 to 1, a share, got {self.max_skipped}")
         least = {"steps": 1, "seeds": 1, "meta_batch": 1, "test_tasks": 2, "report_every": 1}
+        least |= {} if self.microbatch is None else {"microbatch": 1}
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise ValueError(
@@ -269,6 +273,8 @@ class Settings:
         """What a run's folder keeps of it: all but the folder."""
         run = dataclasses.asdict(self.run)
         del run["out"], run["overwrite"]
+        if self.run.microbatch is None:  # as in runs from before there was a choice
+            del run["microbatch"]
         names = {"task_name": self.task_name, "method_name": self.method_name}
         return {**names, "task": to_json(self.task), "method": to_json(self.method), "run": run}
 

@@ -429,6 +429,7 @@ def train(job: Job, stop: StopRequest) -> lavajax.TrainState:
             seed=run.seed,
             seeds=seeds,
             meta_batch=run.meta_batch,
+            microbatch=run.microbatch,
             optimizer=optimizer,
             max_skipped=run.max_skipped,
             skipped=skipped_before(job),

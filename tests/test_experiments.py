@@ -48,6 +48,7 @@ def test_default_task_prints_a_table_and_writes_its_files(tmp_path):
     (folder,) = (tmp_path / "runs").iterdir()
     config = json.loads((folder / "config.json").read_text())
     assert from_json(config["method"]).model.hidden == (8, 8)
+    assert "microbatch" not in config["run"]  # as in earlier runs, whose settings must be the same
     assert config["run"]["steps"] == 20
     results = json.loads((folder / "results.json").read_text())
     (seed,) = results["seeds"]
@@ -61,7 +62,8 @@ def test_default_task_prints_a_table_and_writes_its_files(tmp_path):
 def test_options_of_task_method_subspace_and_seeds_reach_the_run(run, tmp_path):
     code, text = run(
         *("--task=sine", "--method=lava", "--subspace=context", "--context-size=3", "--shots=2"),
-        *("--inner-steps=converged", "--seeds=2", "--out=here", "--no-figures", *TINY),
+        *("--inner-steps=converged", "--seeds=2", "--microbatch=1", "--out=here", "--no-figures"),
+        *TINY,
     )
     assert code == 0, text
     config = json.loads((tmp_path / "here" / "config.json").read_text())
@@ -69,6 +71,7 @@ def test_options_of_task_method_subspace_and_seeds_reach_the_run(run, tmp_path):
     assert method.subspace.size == 3
     assert method.inner_steps == "converged"
     assert task.shots == 2
+    assert config["run"]["microbatch"] == 1
     results = json.loads((tmp_path / "here" / "results.json").read_text())
     assert [s["seed"] for s in results["seeds"]] == [0, 1]
     assert results["seeds"][0]["mean"] != results["seeds"][1]["mean"]
@@ -98,6 +101,7 @@ def test_a_noisy_fixed_system_is_trained_on_and_scored_elsewhere(run, tmp_path):
     ("args", "reason"),
     [
         (["--shotz=2"], "--shotz is not an option .* did you mean '--shots'"),
+        (["--microbatch=0"], "--microbatch must be at least 1, got 0"),
         (["--inner-rate=-1"], r"Lava\.inner_rate .* at least 0, got -1"),
         (["--inner-steps=0"], r"Lava\.inner_steps must be an integer of at least 1, got 0"),
         (["--method=maml", "--epsilon=1"], "--epsilon is not an option"),

@@ -41,10 +41,11 @@ def test_training_on_eight_devices_is_that_on_one():
     )
 
 
+@pytest.mark.parametrize("at_once", [None, 2, 4])
 @pytest.mark.parametrize("devices", [1, 3, 8, 16])
-def test_every_task_counts_once_on_some_device(devices):
+def test_every_task_counts_once_on_some_device(devices, at_once):
     """Under ``vmap`` with an axis name, as under ``pmap``."""
-    share, batch = Share(devices, AXIS), 10
+    share, batch = Share(devices, AXIS, at_once), 10
 
     def one(_):
         real = share.real(batch)
@@ -56,7 +57,9 @@ def test_every_task_counts_once_on_some_device(devices):
         )
 
     tasks, real, whole = jax.vmap(one, axis_name=AXIS)(jnp.arange(devices))
-    assert tasks.shape == (devices, -(-batch // devices))
+    assert tasks.shape == (devices, size := share.size(batch))
+    assert size >= batch / devices
+    assert at_once is None or size <= at_once or size % at_once == 0
     np.testing.assert_array_equal(tasks[real], np.arange(batch))
     np.testing.assert_array_equal(whole, np.tile(np.arange(batch), (devices, 1)))
 
@@ -66,6 +69,13 @@ def test_one_device_has_all_of_it_as_it_is():
     np.testing.assert_array_equal(ALONE.indices(10), values)
     assert ALONE.whole(values, 10) is values
     assert ALONE.real(10) is None
+
+
+def test_one_device_fills_up_what_it_computes_some_of_at_once():
+    share = Share(at_once=4)
+    np.testing.assert_array_equal(share.indices(10), [*range(10), 9, 9])
+    np.testing.assert_array_equal(share.real(10), [True] * 10 + [False] * 2)
+    np.testing.assert_array_equal(share.whole(jnp.arange(12), 10), np.arange(10))
 
 
 def test_a_device_that_is_named_gives_the_bits_of_the_only_one():
@@ -107,17 +117,17 @@ class Spoiled:
         return lavajax.Task(lavajax.Points(task.support.x, y), task.query)
 
 
-@pytest.mark.parametrize("method", [lavajax.Lava(RELU), lavajax.VrMaml(RELU)])
+@pytest.mark.parametrize(("method", "number"), [(lavajax.Lava(RELU), 2), (lavajax.VrMaml(RELU), 4)])
 @pytest.mark.filterwarnings("ignore:training left out")
-def test_a_few_tasks_at_a_time_train_as_all_together(method, x64):
-    """Of 6 tasks, of which one is bad at times: by twos, and by the whole."""
+def test_a_few_tasks_at_a_time_train_as_all_together(method, number, x64):
+    """Of 6 tasks, of which one is bad at times: by twos, or four and what is filled up, and all."""
     tasks = Spoiled(lavajax.Sine(shots=2, queries=3))
 
     def trained(microbatch):
         options = {"meta_batch": 6, "microbatch": microbatch, "max_skipped": 1.0}
         return lavajax.train(method, tasks, steps=4, optimizer=optax.sgd(1e-2), **options)
 
-    whole, parts = (jax.tree.leaves(trained(size).params) for size in (6, 2))
+    whole, parts = (jax.tree.leaves(trained(size).params) for size in (6, number))
     for leaf, other in zip(whole, parts, strict=True):
         np.testing.assert_allclose(other, leaf, rtol=1e-10, atol=1e-13)
 
@@ -131,12 +141,10 @@ def test_microbatches_are_chosen_where_they_fit_a_cache():
 def test_as_many_tasks_at_once_as_a_device_has_or_more_are_all():
     """On more devices each has fewer, and a run goes on there."""
     batch = lavajax.Sine(), jnp.zeros(6)
-    assert [_expectation(batch, 6, size, ALONE).microbatch for size in (3, 6, 8)] == [3, None, None]
+    found = [_expectation(batch, 6, Share(at_once=size)).microbatch for size in (3, 6, 8)]
+    assert found == [3, None, None]
 
 
-@pytest.mark.parametrize(
-    ("size", "message"), [(4, "must divide the 6 tasks of a device"), (0, "integer of at least 1")]
-)
-def test_microbatches_that_do_not_divide_are_refused(size, message):
-    with pytest.raises(ValueError, match=f"microbatch must.*{message}|microbatch {message}"):
-        lavajax.train(lavajax.Lava(RELU), lavajax.Sine(), steps=1, meta_batch=6, microbatch=size)
+def test_no_task_at_once_is_refused():
+    with pytest.raises(ValueError, match="microbatch must be an integer of at least 1"):
+        lavajax.train(lavajax.Lava(RELU), lavajax.Sine(), steps=1, meta_batch=6, microbatch=0)

@@ -28,7 +28,7 @@ AXIS = "tasks"
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one device takes of a meta-batch of B tasks: b = ceil(B / devices) of them, in order.
+    """What one device takes of a meta-batch of B tasks: b >= B / devices of them, in order.
 
     Where B does not divide, the last devices repeat the last task, which counts 0 there.
 
@@ -36,33 +36,44 @@ class Share:
         devices: how many devices share the batch.
         axis_name: name of the mapped axis over them, of ``shard_map`` or ``pmap``; None for one
             device alone.
+        at_once: tasks that a device computes at once: b is a multiple of it, or less. None: any
+            number.
     """
 
     devices: int = 1
     axis_name: str | None = None
+    at_once: int | None = None
+
+    def size(self, meta_batch: int) -> int:
+        """b."""
+        least = -(-meta_batch // self.devices)
+        if self.at_once is None or least <= self.at_once:
+            return least
+        return -(-least // self.at_once) * self.at_once
 
     def indices(self, meta_batch: int) -> Array:
         """The indices ``[b]`` of this device's tasks."""
-        if self.axis_name is None:
-            return jnp.arange(meta_batch)
-        return jnp.minimum(self._places(meta_batch), meta_batch - 1)
+        places = self._places(meta_batch)
+        return places if self._is_full(meta_batch) else jnp.minimum(places, meta_batch - 1)
 
     def real(self, meta_batch: int) -> Array | None:
         """``[b]`` booleans, False where a task only fills up; None where none does."""
-        if meta_batch % self.devices == 0:
-            return None
-        return self._places(meta_batch) < meta_batch
+        return None if self._is_full(meta_batch) else self._places(meta_batch) < meta_batch
 
     def whole(self, values: Array, meta_batch: int) -> Array:
         """The values ``[B, ...]`` of all tasks, from each device's ``[b, ...]``."""
-        if self.axis_name is None:
-            return values
-        return lax.all_gather(values, self.axis_name, tiled=True)[:meta_batch]
+        if self.axis_name is not None:
+            values = lax.all_gather(values, self.axis_name, tiled=True)
+        return values if self._is_full(meta_batch) else values[:meta_batch]
+
+    def _is_full(self, meta_batch: int) -> bool:
+        return self.devices * self.size(meta_batch) == meta_batch
 
     def _places(self, meta_batch: int) -> Array:
-        assert self.axis_name is not None
-        size = -(-meta_batch // self.devices)
-        return lax.axis_index(self.axis_name) * size + jnp.arange(size)
+        places = jnp.arange(self.size(meta_batch))
+        if self.axis_name is None:
+            return places
+        return lax.axis_index(self.axis_name) * len(places) + places
 
 
 ALONE = Share()

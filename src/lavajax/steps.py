@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -56,17 +57,10 @@ def draw(
     )
 
 
-def _expectation(
-    batch: tuple[Task, Array], meta_batch: int, microbatch: int | None, share: Share
-) -> BatchExpectation:
-    number = batch[1].shape[0]
+def _expectation(batch: tuple[Task, Array], meta_batch: int, share: Share) -> BatchExpectation:
+    number, microbatch = share.size(meta_batch), share.at_once
     if microbatch is None and jax.default_backend() == "cpu":
         microbatch = fitting(number)
-    elif microbatch is not None and microbatch < number and number % microbatch:
-        raise ValueError(
-            f"microbatch must divide the {number} tasks of a device in an outer step, got "
-            f"{microbatch}"
-        )
     if microbatch is not None and microbatch >= number:  # a share is small on many devices
         microbatch = None
     return BatchExpectation(*batch, share.axis_name, share.real(meta_batch), microbatch)
@@ -116,6 +110,7 @@ def run_steps(
     Returns:
         The state after ``stop`` steps, and the mean of each metric over the steps taken.
     """
+    share = dataclasses.replace(share, at_once=microbatch)
     size = _block_size(tasks, state.key, meta_batch, share)
     start, stop = jnp.asarray(start, jnp.int32), jnp.asarray(stop, jnp.int32)
 
@@ -123,9 +118,7 @@ def run_steps(
         return draw(tasks, state.key, first + jnp.arange(size), meta_batch, share)
 
     def step(state: TrainState, batch: tuple[Task, Array]) -> tuple[TrainState, dict[str, Array]]:
-        return state.params.method.step(
-            state, _expectation(batch, meta_batch, microbatch, share), tx
-        )
+        return state.params.method.step(state, _expectation(batch, meta_batch, share), tx)
 
     def take(carry: PyTree, batch: tuple[Task, Array]) -> PyTree:
         state, total = carry
@@ -168,14 +161,12 @@ def step_with_care(
     mesh: Mesh | None,
 ) -> tuple[TrainState, dict[str, Array], Array]:
     """One step, or one of each seed, without the tasks that would spoil it: ``[B]`` booleans."""
-    share = share_of(mesh)
+    share = dataclasses.replace(share_of(mesh), at_once=microbatch)
 
     def run(state: TrainState, tasks: TaskSource) -> tuple[TrainState, dict[str, Array], Array]:
         def step(state: TrainState) -> tuple[TrainState, dict[str, Array], Array]:
             batch = draw(tasks, state.key, state.step, meta_batch, share)
-            new, metrics, bad = careful_step(
-                state, _expectation(batch, meta_batch, microbatch, share), tx
-            )
+            new, metrics, bad = careful_step(state, _expectation(batch, meta_batch, share), tx)
             return new, metrics, share.whole(bad, meta_batch)
 
         return jax.vmap(step)(state) if state.step.ndim else step(state)

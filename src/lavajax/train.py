@@ -152,10 +152,10 @@ def train(
         seeds: train the runs of ``seed``, ``seed + 1``, ... together, under one vmap. Each is the
             run of that seed alone, but for rounding. None: one run, without a leading axis.
         meta_batch: tasks per outer step, B.
-        microbatch: tasks that a device computes at once, a divisor of its share of B, or as many as
-            that or more: then all; the gradient is summed over them, in less memory. The result is
-            the same but for rounding. None: all, and on a CPU the largest divisor from 16 to 64,
-            which its caches hold, if there is one.
+        microbatch: tasks that a device computes at once: the gradient is summed over them, in less
+            memory, and is the same but for rounding. A share of B that it does not divide is filled
+            up with tasks that count nothing. None: all, and on a CPU the largest divisor of a share
+            from 16 to 64, which its caches hold, if there is one.
         optimizer: any optax optimiser over ``params.learned``; None: ``outer_optimizer(steps)``.
         chunk: outer steps in one compiled call. Does not change the result: not a bit of it where
             no task is left out, and else but for rounding.

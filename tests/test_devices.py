@@ -41,7 +41,7 @@ for method in methods:
     def adapt(params, tasks):
         return jax.vmap(lambda support: lavajax.adapt(params, support))(tasks.support)
 
-    whole = adapt(state.params, tasks)
+    whole = jax.jit(adapt)(state.params, tasks)
     apart = jax.jit(jax.shard_map(
         adapt, mesh=mesh, in_specs=(P(), P("tasks")), out_specs=P("tasks")
     ))(state.params, tasks)
@@ -50,7 +50,9 @@ for method in methods:
     def step(state, tasks, keys):
         return method.step(state, BatchExpectation(tasks, keys, "tasks"), tx)[0]
 
-    one = method.step(state, BatchExpectation(tasks, keys), tx)[0].params
+    one = jax.jit(
+        lambda state, tasks, keys: method.step(state, BatchExpectation(tasks, keys), tx)[0]
+    )(state, tasks, keys).params
     sharded = jax.jit(jax.shard_map(
         step, mesh=mesh, in_specs=(P(), P("tasks"), P("tasks")), out_specs=P()
     ))(state, tasks, keys).params
@@ -78,7 +80,7 @@ for method in (
     apart = jax.jit(jax.shard_map(
         predict, mesh=mesh, in_specs=(P(), P("tasks")), out_specs=P("tasks")
     ))(params, tasks)
-    print("predict", distance(apart, predict(params, tasks)))
+    print("predict", distance(apart, jax.jit(predict)(params, tasks)))
 """
 
 

@@ -91,7 +91,7 @@ def test_imaml_of_a_head_is_ridge(x64, reduction):
     assert_close(adapt(imaml, support), adapt(ridge, support), 1e-10)
     task = lj.Task(support, query)
     gradients = [
-        jax.grad(lambda v, p=p: p.method.loss(p.replace_learned(v), task, None))(p.learned)
+        jax.jit(jax.grad(lambda v, p=p: p.method.loss(p.replace_learned(v), task, None)))(p.learned)
         for p in (imaml, ridge)
     ]
     assert_close(*gradients, 1e-9)

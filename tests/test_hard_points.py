@@ -68,7 +68,9 @@ def test_a_point_that_does_not_depend_on_the_block_takes_no_step(inner_steps):
     assert_finite(block)
     assert_different(block, prior_block(params))
     task = lavajax.Task(points, make_points(3, seed=1))
-    grads = jax.grad(lambda p: method.loss(params.replace_learned(p), task, None))(params.learned)
+    grads = jax.jit(jax.grad(lambda p: method.loss(params.replace_learned(p), task, None)))(
+        params.learned
+    )
     assert_finite(grads)
 
     alone = jax.tree.map(lambda leaf: leaf[1:2], points)
@@ -123,7 +125,9 @@ def test_padding_is_an_input_that_the_model_can_take():
     )
     assert_close(adapt(params, padded), adapt(params, points), 1e-5)
     task = lavajax.Task(padded, padded)
-    grads = jax.grad(lambda p: method.loss(params.replace_learned(p), task, None))(params.learned)
+    grads = jax.jit(jax.grad(lambda p: method.loss(params.replace_learned(p), task, None)))(
+        params.learned
+    )
     assert_finite(grads)
 
 
@@ -201,7 +205,7 @@ def test_rows_that_repeat_are_factored_however_small_the_regulariser(number):
 
         # Where the points are 1e12 times as precise as the prior, whose variance there is 65.
         variance = linalg.posterior_variance(1e5 * rows, rows)
-        return fit(rows), jax.grad(fit)(rows), jnp.max(variance), jnp.min(variance)
+        return fit(rows), jax.jit(jax.grad(fit))(rows), jnp.max(variance), jnp.min(variance)
 
     misfit, gradient, largest, smallest = jax.vmap(one)(jax.random.split(jax.random.key(0), 500))
     assert_finite(gradient)
@@ -228,7 +232,7 @@ def test_what_can_be_factored_is_so_in_every_solve():
 def test_a_regulariser_above_rounding_is_left_as_it_is(ridge):
     gram = jnp.eye(3)
     assert linalg.above_rounding(ridge, gram) == ridge
-    assert jax.grad(linalg.above_rounding)(ridge, gram) == 1.0
+    assert jax.jit(jax.grad(linalg.above_rounding))(ridge, gram) == 1.0
     assert jnp.isnan(linalg.solve_gram(gram.at[0, 0].set(jnp.nan), gram, ridge)).all()
 
 
@@ -264,6 +268,6 @@ def test_gradient_over_whole_parameters_meets_no_random_state():
     points = make_points(4)
     params = make_params(method, points)
     assert params.fixed["backbone"].keys() == {"batch_stats"}
-    grads = jax.grad(lambda p: method.loss(p, lavajax.Task(points, points), None))(params)
+    grads = jax.jit(jax.grad(lambda p: method.loss(p, lavajax.Task(points, points), None)))(params)
     assert_finite(grads)
     assert_different(grads.learned, jax.tree.map(jnp.zeros_like, params.learned))

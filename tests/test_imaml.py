@@ -78,7 +78,7 @@ def test_a_strong_pull_leaves_the_plain_gradient(x64):
         dataclasses.replace(FULL, proximal=1e8),
     ):
         params = make_params(method, task.support)
-        plain = jax.grad(query_loss(params, task))(params.learned)
+        plain = jax.jit(jax.grad(query_loss(params, task)))(params.learned)
         assert_close(outer_gradient(params, task), plain, 1e-6)
         weak = with_method(params, dataclasses.replace(method, proximal=2.0))
         assert_different(outer_gradient(weak, task), plain, by=1e-2)
@@ -107,7 +107,7 @@ def test_all_weights_have_the_gradient_of_the_dense_solve(x64):
         return lambda v: at(unravel(v))
 
     hessian = jax.hessian(loss(support))(phi)
-    gradient = jax.grad(loss(task.query))(phi)
+    gradient = jax.jit(jax.grad(loss(task.query)))(phi)
     expected = np.linalg.solve(np.eye(phi.size) + hessian / 2.0, gradient)
     assert_close(ravel_pytree(outer_gradient(params, task))[0], expected, 1e-9)
     assert_different(expected, gradient, by=1e-2)
@@ -128,7 +128,7 @@ def test_gauss_newton_gradient_is_that_of_the_dense_solve(x64):
         here = params.replace_learned({**params.learned, **unravel(v)})
         return jnp.log(here.method.predict(here, lj.Adapted(prior_block(here)), x).mean)
 
-    jacobian = jax.jacobian(outputs)(phi, task.support.x[real])
+    jacobian = jax.jit(jax.jacobian(outputs))(phi, task.support.x[real])
     p = jnp.exp(outputs(phi, task.support.x[real]))
     bend = np.stack([np.diag(row) - np.outer(row, row) for row in np.asarray(p)])
     ggn = np.einsum("nka,nkl,nlb->ab", jacobian, bend, jacobian) / real.sum()
@@ -136,7 +136,7 @@ def test_gauss_newton_gradient_is_that_of_the_dense_solve(x64):
     def query(v):
         return jnp.mean(jax.vmap(method.point_loss.value)(outputs(v, task.query.x), task.query.y))
 
-    gradient = jax.grad(query)(phi)
+    gradient = jax.jit(jax.grad(query))(phi)
     expected = np.linalg.solve(np.eye(phi.size) + ggn / 0.2, gradient)
     actual = ravel_pytree(outer_gradient(params, task))[0]
     assert_close(actual, expected, 1e-9)
@@ -163,9 +163,11 @@ def test_gauss_newton_of_a_density_is_its_fisher_information(x64):
         return outputs(method, params, lj.Adapted(unravel(v)), support.x)
 
     factors = jax.vmap(method.point_loss.factor)(f(phi), support.y)
-    rows = jnp.einsum("nka,nkr->nra", jax.jacobian(f)(phi), factors)
+    rows = jnp.einsum("nka,nkr->nra", jax.jit(jax.jacobian(f))(phi), factors)
     ggn = jnp.einsum("nra,nrb->ab", rows, rows) / 4
-    gradient = jax.grad(lambda v: loss_at(method, params, lj.Adapted(unravel(v)), query))(phi)
+    gradient = jax.jit(jax.grad(lambda v: loss_at(method, params, lj.Adapted(unravel(v)), query)))(
+        phi
+    )
     expected = jnp.linalg.solve(jnp.eye(phi.size) + ggn, gradient)
     actual = ravel_pytree(outer_gradient(params, lj.Task(support, query)))[0]
     assert_close(actual, expected, 1e-9)
@@ -199,9 +201,9 @@ def test_slope_that_is_not_positive_definite_gives_no_gradient(x64, steps):
         phi = implicit(lambda p: p - shift, lambda v: diagonal * v, solution, steps)
         return jnp.sum(phi * jnp.array([1.0, 1.0, 0.1]))
 
-    gradient = jax.grad(at)(solution, diagonal)
+    gradient = jax.jit(jax.grad(at))(solution, diagonal)
     assert np.isnan(gradient).all() if steps > 2 else np.isfinite(gradient).all()
-    assert np.isfinite(jax.grad(at)(solution, jnp.abs(diagonal))).all()
+    assert np.isfinite(jax.jit(jax.grad(at))(solution, jnp.abs(diagonal))).all()
 
 
 @pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])

@@ -223,7 +223,7 @@ def test_converged_steps_are_the_smallest_that_fit_each_linearised_point(x64, su
     def outputs(block):
         return method.predict(params, lj.Adapted(unravel(block)), support.x).mean
 
-    f, jacobian = np.asarray(outputs(prior)), np.asarray(jax.jacobian(outputs)(prior))
+    f, jacobian = np.asarray(outputs(prior)), np.asarray(jax.jit(jax.jacobian(outputs))(prior))
     residual = f - np.asarray(support.y)
     # A context is damped by a share of each point's own scale; all weights: -pinv(J_i) r_i.
     damping = 0.0 if subspace == FULL else 1e-4
@@ -334,7 +334,7 @@ def test_the_epsilon_of_each_points_own_map_is_learned_under_flat_curvature_too(
         task = lj.Task(support, make_points(5, 2, seed=3))
         return method.loss(params.replace_learned(learned), task, None)
 
-    gradient = jax.grad(loss)(params.learned)["log_epsilon"]
+    gradient = jax.jit(jax.grad(loss))(params.learned)["log_epsilon"]
     assert abs(float(gradient)) > 1e-4
     with pytest.raises(ValueError, match="epsilon has no effect with curvature='flat'"):
         dataclasses.replace(method, inner_steps=1)
@@ -389,7 +389,7 @@ def test_label_noise_costs_what_the_smoother_says(x64):
     def predict(y):
         return lj.predict(params, lj.adapt(params, (support.x, y)), query.x).mean[0, 0]
 
-    assert_close(jax.grad(predict)(support.y)[:, 0], smoother, 1e-10)
+    assert_close(jax.jit(jax.grad(predict))(support.y)[:, 0], smoother, 1e-10)
     noise = sigma * jax.random.normal(jax.random.key(0), (20_000, 5, 1))
     noisy = jax.vmap(lambda e: predict(support.y + e))(noise)
     expected = sigma**2 * np.sum(smoother**2)
@@ -446,7 +446,7 @@ def test_weights_of_the_points_sum_to_the_identity(x64):
         return precision.literal(prior + steps, dense, weight, epsilon)
 
     steps = jax.random.normal(jax.random.key(1), (4, 3))
-    expected = jax.jacobian(literal)(steps)  # [3, 4, 3]: W_i along the middle axis
+    expected = jax.jit(jax.jacobian(literal))(steps)  # [3, 4, 3]: W_i along the middle axis
     assert_close(jnp.sum(expected, axis=1), jnp.eye(3), 1e-12)
     assert_different(expected[:, 0], expected[:, 1])
     routes = [dense, *(dataclasses.replace(low_rank, route=r) for r in ("primal", "dual"))]
@@ -456,7 +456,7 @@ def test_weights_of_the_points_sum_to_the_identity(x64):
             return precision.aggregate(prior, steps, curvature, weight, epsilon)
 
         assert_close(combined(steps), literal(steps), 1e-12)
-        assert_close(jax.jacobian(combined)(steps), expected, 1e-12)
+        assert_close(jax.jit(jax.jacobian(combined))(steps), expected, 1e-12)
 
 
 def test_outputs_are_independent_problems(x64):

@@ -58,7 +58,7 @@ def test_directions_have_length_1_whatever_the_outputs(x64):
     np.testing.assert_array_equal(loss.mean(jnp.zeros(3)), 0.0)
     check_grads(loss.mean, (f,), order=2)
     check_grads(loss.mean, (jnp.array([0.0, -2.0]),), order=2)  # the largest entry is all of it
-    assert_finite(jax.jacobian(loss.mean)(jnp.zeros(3)))
+    assert_finite(jax.jit(jax.jacobian(loss.mean))(jnp.zeros(3)))
     assert_close(loss.metric(loss.mean(f), Y), np.mean((f / np.linalg.norm(f) - Y) ** 2), 1e-12)
 
 
@@ -148,8 +148,8 @@ def test_a_method_adapts_both_mean_and_noise(subspace):
     assert prediction.mean.shape == prediction.noise.shape == (5, 2)
     assert prediction.epistemic is None
     far = lj.Task(support, lj.Points(support.x, 1e3 * support.y))
-    gradient = jax.grad(
-        lambda learned: params.method.loss(params.replace_learned(learned), far, None)
+    gradient = jax.jit(
+        jax.grad(lambda learned: params.method.loss(params.replace_learned(learned), far, None))
     )(params.learned)
     assert_finite(gradient)
 
@@ -196,7 +196,11 @@ def test_cross_entropy_of_extreme_logits_is_finite_with_its_gradients():
     """Also of the factor, where a probability underflows to 0."""
     loss, f = lj.CrossEntropy(3), jnp.array([300.0, 0.0, -300.0])
     assert float(loss.value(f, jnp.int32(2))) == 600
-    for tree in (loss.factor(f, 2), jax.jacobian(loss.factor)(f, 2), jax.grad(loss.value)(f, 2)):
+    for tree in (
+        loss.factor(f, 2),
+        jax.jit(jax.jacobian(loss.factor))(f, 2),
+        jax.jit(jax.grad(loss.value))(f, 2),
+    ):
         assert np.all(np.isfinite(tree))
 
 

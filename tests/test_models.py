@@ -71,7 +71,7 @@ def test_layers_of_few_inputs_have_the_derivatives_of_a_product(x64, d, shared):
         return jax.vmap(function, in_axes=(None if shared else 0, 0))(weights, x) ** 3
 
     def gradient(function):
-        return jax.grad(lambda w: jnp.sum(cubed(function, w)))(weights)
+        return jax.jit(jax.grad(lambda w: jnp.sum(cubed(function, w))))(weights)
 
     assert_close(cubed(features, weights), cubed(product, weights), 1e-14)
     assert_close(gradient(features), gradient(product), 1e-14)
@@ -397,8 +397,12 @@ def test_a_correlated_backbone_starts_as_the_one_within_and_draws_where_it_does(
         lj.Correlated(speed=0.0)
     method = lj.lava_bayesian(model=model)
     params = make_params(method, points)
-    gradient = jax.grad(
-        lambda learned: method.loss(params.replace_learned(learned), lj.Task(points, points), None)
+    gradient = jax.jit(
+        jax.grad(
+            lambda learned: method.loss(
+                params.replace_learned(learned), lj.Task(points, points), None
+            )
+        )
     )(params.learned)
     factor = np.asarray(gradient["weights"]["factor"])
     assert (factor[np.tril_indices(9)] != 0).all()

@@ -208,17 +208,21 @@ def test_attention_is_the_softmax_and_zero_without_points(x64):
     assert_close(far, v[jnp.argmax(jnp.where(real, logits, -jnp.inf), -1), jnp.arange(2)], 1e-6)
     # The derivative passes the shift by the largest logit, also where it is the only one.
     for mask in (real, jnp.arange(5) == 2):
-        expected = jax.grad(
-            lambda k, m=mask: jnp.sum(
-                jnp.einsum(
-                    "mhn,nhd->mhd",
-                    jax.nn.softmax(jnp.einsum("mhd,nhd->mhn", q, k) / np.sqrt(3), axis=-1, where=m),
-                    v,
+        expected = jax.jit(
+            jax.grad(
+                lambda k, m=mask: jnp.sum(
+                    jnp.einsum(
+                        "mhn,nhd->mhd",
+                        jax.nn.softmax(
+                            jnp.einsum("mhd,nhd->mhn", q, k) / np.sqrt(3), axis=-1, where=m
+                        ),
+                        v,
+                    )
+                    ** 2
                 )
-                ** 2
             )
         )(k)
-        actual = jax.grad(lambda k, m=mask: jnp.sum(attend(q, k, v, m) ** 2))(k)
+        actual = jax.jit(jax.grad(lambda k, m=mask: jnp.sum(attend(q, k, v, m) ** 2)))(k)
         np.testing.assert_allclose(actual, expected, atol=1e-12)
 
 
@@ -243,7 +247,9 @@ def test_deviation_stays_above_its_floor(x64, name):
     low = params.replace_learned({**params.learned, "decoder": [*rest, sunk]})
     prediction = predict(low, support, query.x)
     np.testing.assert_allclose(prediction.noise, 0.01**2, rtol=1e-12)
-    assert_finite(jax.grad(lambda p: p.method.loss(p, lj.Task(support, query), None))(low).learned)
+    assert_finite(
+        jax.jit(jax.grad(lambda p: p.method.loss(p, lj.Task(support, query), None)))(low).learned
+    )
 
 
 @EVERY

@@ -63,8 +63,10 @@ def test_loss_and_gradient_are_those_of_two_passes(name, monkeypatch):
     params = make_params(method, task.support)
 
     def value_and_grad():
-        return jax.value_and_grad(
-            lambda learned: method.loss(params.replace_learned(learned), task, KEY)
+        return jax.jit(
+            jax.value_and_grad(
+                lambda learned: method.loss(params.replace_learned(learned), task, KEY)
+            )
         )(params.learned)
 
     with jax.enable_x64(False):
@@ -132,7 +134,7 @@ def test_padding_reaches_no_gradient():
     def loss(learned):
         return method.loss(params.replace_learned(learned), task, KEY)
 
-    assert_finite(jax.value_and_grad(loss)(params.learned))
+    assert_finite(jax.jit(jax.value_and_grad(loss))(params.learned))
 
 
 def test_what_is_not_a_shared_backbone_apart_is_left_as_it_is():

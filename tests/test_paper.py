@@ -502,7 +502,7 @@ def test_a_choice_that_diverges_in_training_gives_way_to_the_next(paper, tmp_pat
         found = table.works()[0].do(folders)
         assert found["chosen"]["inner_steps"] == chosen
         assert trained == order
-        assert f"ANIL at N = 2 ({'; '.join(found['given_up'])})" in table.given_up()
+        assert f"ANIL at N = 2 ({' and '.join(found['given_up'])})" in table.given_up()
         # A row of which a seed has diverged is not the best of its column.
         assert table.sampling().endswith(": 0.5 at N = 2 (ANIL)." if name != "all" else "")
         assert (table.sampling() == "") == (name == "all")

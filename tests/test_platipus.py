@@ -108,7 +108,7 @@ def gradient_of_mean(params, points):
         mean = params.method.predict(params, lj.Adapted(head), points.x).mean
         return jnp.mean((mean - points.y) ** 2)
 
-    return jax.grad(loss)(params["head"])
+    return jax.jit(jax.grad(loss))(params["head"])
 
 
 def test_kl_is_the_sum_over_parameters_from_the_querys_q_to_the_supports_p(x64):

@@ -93,11 +93,11 @@ def test_works_under_jit_vmap_and_grad():
     assert_close(jax.jit(mean)(PARAMS, y), expected, 1e-5)
     assert_close(jax.vmap(mean, (None, 0))(PARAMS, y[None])[0], expected, 1e-5)
     # Affine in labels: the slope is the difference, over any step.
-    slope = jax.grad(lambda y: mean(PARAMS, y)[0, 1])(y)
+    slope = jax.jit(jax.grad(lambda y: mean(PARAMS, y)[0, 1]))(y)
     step = jnp.zeros_like(y).at[2, 1].set(300.0)
     difference = mean(PARAMS, y + step)[0, 1] - mean(PARAMS, y)[0, 1]
     assert float(difference) == pytest.approx(300.0 * float(slope[2, 1]), rel=1e-3, abs=1e-2)
-    gradient = jax.grad(lambda p: jnp.sum(mean(p, y) ** 2))(PARAMS)
+    gradient = jax.jit(jax.grad(lambda p: jnp.sum(mean(p, y) ** 2)))(PARAMS)
     assert jax.tree.structure(gradient) == jax.tree.structure(PARAMS)
 
 

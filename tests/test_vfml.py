@@ -76,7 +76,7 @@ def test_first_update_is_plain(x64, subspace):
 
 
 def gradient_at(params, block, points):
-    return jax.grad(lambda b: loss_at(params.method, params, lj.Adapted(b), points))(block)
+    return jax.jit(jax.grad(lambda b: loss_at(params.method, params, lj.Adapted(b), points)))(block)
 
 
 @EVERY_SUBSPACE
@@ -200,9 +200,9 @@ def test_term_gets_no_gradient_and_is_moved_by_no_optimizer(x64, variant):
     assert jax.tree.structure(params.fixed["variance_reduction"]) == jax.tree.structure(
         prior_block(params)
     )
-    slope = jax.grad(lambda v: params.method.loss(with_term(params, v), make_task(), None))(
-        params.fixed["variance_reduction"]
-    )
+    slope = jax.jit(
+        jax.grad(lambda v: params.method.loss(with_term(params, v), make_task(), None))
+    )(params.fixed["variance_reduction"])
     assert all(np.all(leaf == 0) for leaf in jax.tree.leaves(slope))
 
 

@@ -15,7 +15,7 @@ import optax
 
 import lavajax
 
-EPSILON = 0.1  # of Lava()
+EPSILON = lavajax.Lava().epsilon
 Array = jax.Array
 
 

@@ -20,7 +20,8 @@ from lavajax.extras import require
 torch: Any = require("torch", "peers", "Comparing with PyTorch")
 nn: Any = torch.nn
 
-EPSILON, CURVATURE = 0.1, 2.0  # of Lava() and of the squared error of one output
+EPSILON = lavajax.Lava().epsilon
+CURVATURE = 2.0  # of the squared error of one output
 Loss = Callable[[Any, Any, Any, int], Any]
 
 

@@ -291,10 +291,8 @@ def test_more_inner_steps_are_no_larger_a_program():
             return len(
                 str(
                     jax.make_jaxpr(
-                        lambda p, key: jax.jit(
-                            jax.grad(
-                                lambda learned: method.loss(p.replace_learned(learned), task, key)
-                            )
+                        lambda p, key: jax.grad(
+                            lambda learned: method.loss(p.replace_learned(learned), task, key)
                         )(p.learned)
                     )(params, jax.random.key(1))
                 )

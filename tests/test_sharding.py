@@ -117,7 +117,10 @@ class Spoiled:
         return lavajax.Task(lavajax.Points(task.support.x, y), task.query)
 
 
-@pytest.mark.parametrize(("method", "number"), [(lavajax.Lava(RELU), 2), (lavajax.VrMaml(RELU), 4)])
+@pytest.mark.parametrize(
+    ("method", "number"),
+    [(lavajax.Lava(RELU), 2), (lavajax.VrMaml(RELU), 2), (lavajax.VrMaml(RELU), 4)],
+)
 @pytest.mark.filterwarnings("ignore:training left out")
 def test_a_few_tasks_at_a_time_train_as_all_together(method, number, x64):
     """Of 6 tasks, of which one is bad at times: by twos, or four and what is filled up, and all."""
